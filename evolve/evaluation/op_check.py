@@ -5,6 +5,7 @@ A corruption that passes is a blind spot: verdicts on that workload mean nothing
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -37,7 +38,7 @@ VISIBLE_ROUNDINGS = 16  # of the element, added to its change
 MATERIAL = 4  # times rounding and PyTorch's own error; a smaller change need not be found
 BITS_LOST = 3  # of bfloat16's 8 bits; float16 loses as many in a round trip through bfloat16; 8-bit types keep one
 PLACES_TRIED = 50
-SECOND_LOOKS = 5  # a spot that a quarter of the seeds show counts in one of 4,000 evaluations
+SECOND_LOOKS, FURTHER_LOOKS, MOST = 2, 4, 3  # a spot that a quarter of the seeds show counts in 1 of 1,000 evaluations
 LENIENCY = 16  # times the error allowed for a kernel: fused baselines round differently
 CANNOT = "PyTorch cannot compute it"
 Corruption = Callable[[torch.Tensor, random.Random], torch.Tensor]
@@ -69,15 +70,20 @@ def blind_spots(
     """Return what an evaluation at this workload would get wrong; `quick` tries only what evaluations draw.
 
     A corruption may pass by chance, for example if a number has few bits to lose. It counts only if it passes
-    again with other seeds.
+    again with two other seeds, and then, on any values, with most of some more.
     """
     found = _spots(op, workload, seed, torch_device, quick=quick)
-    for turn in range(1, 1 + SECOND_LOOKS):
+    shown = Counter[tuple[str, str]]()
+    for turn in range(1, 1 + SECOND_LOOKS + FURTHER_LOOKS):
         if not found:
             break
-        again = {spot.kind for spot in _spots(op, workload, seed + turn, torch_device, quick=quick)}
-        found = tuple(spot for spot in found if spot.kind in again)
-    return found
+        again = _spots(op, workload, seed + turn, torch_device, quick=quick)
+        if turn <= SECOND_LOOKS:
+            kinds = {spot.kind for spot in again}
+            found = tuple(spot for spot in found if spot.kind in kinds)
+        else:
+            shown.update({(spot.output, spot.corruption) for spot in again})
+    return tuple(spot for spot in found if shown[spot.output, spot.corruption] >= MOST)
 
 
 def _spots(op: Op, workload: Workload, seed: int, torch_device: str, *, quick: bool) -> tuple[BlindSpot, ...]:

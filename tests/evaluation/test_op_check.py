@@ -277,15 +277,17 @@ def test_a_clipped_index_that_a_tolerance_hides_is_reported() -> None:
     assert "indices clipped" in {spot.corruption for spot in spots if spot.values in gather.arranged}
 
 
-@pytest.mark.parametrize(("missed", "counts"), [(None, True), (3, False), (5, False)])
-def test_a_blind_spot_counts_only_if_every_seed_shows_it(
-    monkeypatch: pytest.MonkeyPatch, missed: int | None, counts: bool
+@pytest.mark.parametrize(
+    ("seeds", "counts"), [("1111111", True), ("1111101", True), ("1110110", False), ("1101111", False)]
+)
+def test_a_blind_spot_counts_only_if_most_seeds_show_it(
+    monkeypatch: pytest.MonkeyPatch, seeds: str, counts: bool
 ) -> None:
     """A number that has few bits to lose by chance must not end a run."""
     spot = BlindSpot("n=2", "normal", "out", "fewer bits", "a kernel with fewer bits would pass")
 
     def spots(_op: Op, _workload: Workload, seed: int, _device: str, *, quick: bool) -> tuple[BlindSpot, ...]:
-        return () if seed == missed else (spot,)
+        return (spot,) if seeds[seed] == "1" else ()
 
     monkeypatch.setattr("evolve.evaluation.op_check._spots", spots)
     op = catalog.load("relu")
