@@ -126,8 +126,8 @@ class Gradients:
         inputs = [spec.name for spec in self.op.inputs]
         with torch.enable_grad():
             if not known.kept.keys() >= set(inputs):
-                return self._by_steps(known, grads, parameters, needed, lambda step: _reference(step.op))
-            outputs = _reference(self.op)(tuple(known.kept[name] for name in inputs), parameters)
+                return self._by_steps(known, grads, parameters, needed, lambda step: _as_called(step.op))
+            outputs = _as_called(self.op)(tuple(known.kept[name] for name in inputs), parameters)
             pairs = [(out, grads[spec.name]) for spec, out in zip(self.op.outputs, outputs, strict=True)]
             given = [(out, grad.to(out.dtype)) for out, grad in pairs if grad is not None and out.requires_grad]
             outs, of_outs = zip(*given, strict=True)
@@ -156,9 +156,11 @@ class Gradients:
         return {name: gradient for name, gradient in found.items() if name in needed}
 
 
-def _reference(op: Op) -> Callable[[Tensors, Mapping[str, Number]], Tensors]:
+def _as_called(op: Op) -> Callable[[Tensors, Mapping[str, Number]], Tensors]:
+    """Return what a user of PyTorch would call, which can be differentiated."""
+
     def run(inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
-        outputs = op.reference(*inputs, **parameters)
+        outputs = (op.baseline or op.reference)(*inputs, **parameters)
         return (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
 
     return run
