@@ -33,7 +33,7 @@ int8_gemv(const x_t* __restrict__ x, const weight_t* __restrict__ weight, const 
         for (int at = first + lane; at < last; at += 32) {
             float values[OF_WEIGHT];
 #pragma unroll
-            for (int j = 0; j < OF_WEIGHT; ++j) {  // beyond the last row the last again, for a sum that nobody stores
+            for (int j = 0; j < OF_WEIGHT; ++j) {  // beyond the last row the last again, for a sum that is not stored
                 values[j] = float(weight[(long long)min(col + j, n - 1) * k + at]);
             }
 #pragma unroll
