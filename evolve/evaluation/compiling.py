@@ -42,9 +42,8 @@ class Compiled(Generic[P]):
     awkward: tuple[tuple[Workload, P], ...]
     held_out: tuple[tuple[Workload, P], ...]
     stretched: tuple[tuple[Workload, P], ...]  # larger in one dim than any that the op lists
-    once: tuple[
-        tuple[Workload, P], ...
-    ]  # checked on normal inputs alone: parameters at zero, or far apart; a dim past 16 bits
+    # Checked on normal inputs alone: parameters at zero or far apart, a dim past few bits.
+    once: tuple[tuple[Workload, P], ...]
     thin: tuple[tuple[Workload, P], ...]  # declared rows, but few of them, for slow tools; only to confirm
     skipped: tuple[str, ...]  # declared workloads without a program, and why
 

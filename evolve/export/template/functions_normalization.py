@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from evolve.export.template.forms import FLOAT32, NOTHING, Call, Form, Lowered, as_input, copying_us, first
+from evolve.export.template.forms import FLOAT32, NOTHING, Call, Form, Lowered, as_input, as_input_us, first
 
 NOT_AFFINE = "there is no weight or bias, which the kernels take"
 IMAGE = 4  # dims of a batch of images
@@ -130,9 +130,13 @@ def local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: flo
     if input.dim() < 3:
         return "there are no channels"
     parameters = {"size": size, "alpha": alpha, "beta": beta, "k": k}
-    after_us = 0.0 if input.is_contiguous() else copying_us(input.numel(), input)
-    finish = lambda outputs: as_input(outputs[0].view(input.shape), input)  # noqa: E731
-    return Call("local_response_norm", (_as_image(input),), parameters, finish, after_us)
+    return Call(
+        "local_response_norm",
+        (_as_image(input),),
+        parameters,
+        lambda outputs: as_input(outputs[0].view(input.shape), input),
+        as_input_us(input, input),
+    )
 
 
 def _local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Any:

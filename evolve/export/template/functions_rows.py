@@ -14,6 +14,7 @@ from evolve.export.template.forms import (
     Form,
     Lowered,
     as_input,
+    as_input_us,
     back,
     contiguous,
     copying_us,
@@ -25,6 +26,7 @@ NO_DIM = "no dim is given"
 SCALAR = "the input has no dims"
 OTHER_DTYPE = "the result has another dtype than the input"
 SEVERAL = "it goes over several dims"
+WITH_POSITIONS = 5  # times the memory of values alone, at most: positions are two to four times as large
 
 
 def _mapped(op: str, input: Tensor, dim: int | None, dtype: torch.dtype | None) -> Lowered:
@@ -47,11 +49,6 @@ def _along(op: str, x: Tensor, dim: int) -> Call:
 def _moving_us(x: Tensor, dim: int, count: int) -> float:
     """Return the time of moving the last dim of a result of so many elements back to where the input has it."""
     return 0.0 if dim in {-1, x.dim() - 1} or x.numel() == x.shape[dim] else copying_us(count, x)
-
-
-def _as_input_us(x: Tensor, dim: int) -> float:
-    """Return the time of bringing a result into the order of memory that the input has."""
-    return 0.0 if last(x, dim).is_contiguous() else copying_us(x.numel(), x)
 
 
 def softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Lowered:
@@ -131,8 +128,8 @@ def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, o
         return "the kernels have p=2, eps=1e-12 and no `out`"
     if not input.dim():
         return SCALAR
-    finish = lambda outputs: as_input(back(outputs[0], dim), input)  # noqa: E731
-    return Call("l2_normalize", (last(input, dim),), {}, finish, _as_input_us(input, dim))
+    view = last(input, dim)
+    return Call("l2_normalize", (view,), {}, lambda o: as_input(back(o[0], dim), input), as_input_us(input, view))
 
 
 def max(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Lowered:
@@ -162,8 +159,7 @@ def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: boo
     if not input.dim():
         return SCALAR
     kind = torch.return_types.topk
-    # The positions are two to four times as large as the values.
-    after_us = _moving_us(input, dim, 5 * k * input.numel() // (input.shape[dim] or 1))
+    after_us = _moving_us(input, dim, WITH_POSITIONS * k * input.numel() // (input.shape[dim] or 1))
     return Call(
         "topk", (last(input, dim),), {"k": k}, lambda o: _pair(kind, *(contiguous(x, dim) for x in o)), after_us
     )
@@ -176,13 +172,13 @@ def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = 
     if not input.dim():
         return SCALAR
     kind = torch.return_types.sort
-    after_us = 5 * _as_input_us(input, dim)  # the positions are two to four times as large as the values
+    view = last(input, dim)
     return Call(
         "sort",
-        (last(input, dim),),
+        (view,),
         {},
         lambda o: _pair(kind, *(as_input(back(x, dim), input) for x in o)),
-        after_us,
+        WITH_POSITIONS * as_input_us(input, view),
     )
 
 

@@ -1,6 +1,6 @@
 """Gradients of an op by its backward ops, which are kernels where they win and PyTorch's elsewhere."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -166,6 +166,20 @@ def _as_called(op: Op) -> Callable[[Tensors, Mapping[str, Number]], Tensors]:
     return run
 
 
+def keep(ctx: Any, gradients: Gradients, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+    """Leave to a function's backward what it needs, and mark the outputs through which no gradient flows."""
+    tensors = dict(zip(gradients.names, (*inputs, *outputs), strict=True))
+    ctx.kinds = {name: (tuple(x.shape), x.dtype) for name, x in tensors.items()}
+    ctx.save_for_backward(*[tensors[name] for name in gradients.kept])
+    pairs, learned = zip(gradients.op.outputs, outputs, strict=True), gradients.learned
+    ctx.mark_non_differentiable(*[out for spec, out in pairs if spec.name not in learned])
+
+
+def left(ctx: Any, gradients: Gradients) -> Known:
+    """Return what `keep` left."""
+    return Known(dict(zip(gradients.kept, ctx.saved_tensors, strict=True)), ctx.kinds)
+
+
 class Differentiable(torch.autograd.Function):
     """A forward by a kernel with the backward of `Gradients`."""
 
@@ -179,12 +193,7 @@ class Differentiable(torch.autograd.Function):
     ) -> Tensors:
         outputs = launch(inputs)
         ctx.gradients, ctx.parameters = gradients, dict(parameters)
-        tensors = dict(zip(gradients.names, (*inputs, *outputs), strict=True))
-        ctx.kinds = {name: (tuple(x.shape), x.dtype) for name, x in tensors.items()}
-        ctx.save_for_backward(*[tensors[name] for name in gradients.kept])
-        learned = gradients.learned
-        fixed = [out for spec, out in zip(gradients.op.outputs, outputs, strict=True) if spec.name not in learned]
-        ctx.mark_non_differentiable(*fixed)
+        keep(ctx, gradients, inputs, outputs)
         ctx.set_materialize_grads(False)
         return outputs
 
@@ -194,10 +203,9 @@ class Differentiable(torch.autograd.Function):
         op = gradients.op
         if all(grad is None for grad in grads):
             return (None,) * (3 + len(op.inputs))
-        known = Known(dict(zip(gradients.kept, ctx.saved_tensors, strict=True)), ctx.kinds)
         of_outputs = {spec.name: grad for spec, grad in zip(op.outputs, grads, strict=True)}
         needs = ctx.needs_input_grad[3:]
         wanted = frozenset(spec.name for spec, need in zip(op.inputs, needs, strict=True) if need)
         compute = gradients.twice if torch.is_grad_enabled() else gradients.of
-        found = compute(known, of_outputs, ctx.parameters, wanted)
+        found = compute(left(ctx, gradients), of_outputs, ctx.parameters, wanted)
         return (None, None, None, *(found.get(spec.name) for spec in op.inputs))

@@ -18,7 +18,7 @@ from evolve.export.template.calls import contiguous_outputs
 from evolve.export.template.deciding import COMPILED
 from evolve.export.template.dispatch import Primitive
 from evolve.export.template.folding import MOST_RANK
-from evolve.export.template.gradients import Gradients, Known, Step
+from evolve.export.template.gradients import Gradients, Step, keep, left
 from reference_ops.op import Number, Op
 from reference_ops.precision import TORCH_DTYPES
 
@@ -227,20 +227,15 @@ def _autograd_of(gradients: Gradients) -> tuple[Callable[..., None], Callable[..
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         outputs = (output,) if isinstance(output, Tensor) else tuple(output)
-        tensors = dict(zip(gradients.names, (*inputs[:count], *outputs), strict=True))
-        ctx.save_for_backward(*[tensors[name] for name in gradients.kept])
-        ctx.kinds = {name: (tuple(x.shape), x.dtype) for name, x in tensors.items()}
+        keep(ctx, gradients, inputs[:count], outputs)
         ctx.parameters = dict(zip(op.parameters, inputs[count:], strict=True))
-        fixed = [out for spec, out in zip(op.outputs, outputs, strict=True) if spec.name not in gradients.learned]
-        ctx.mark_non_differentiable(*fixed)
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        kept = dict(zip(gradients.kept, ctx.saved_tensors, strict=True))
         needed = frozenset(
             spec.name for spec, need in zip(op.inputs, ctx.needs_input_grad[:count], strict=True) if need
         )
         of_outputs = dict(zip([spec.name for spec in op.outputs], grads, strict=True))
-        found = gradients.of(Known(kept, ctx.kinds), of_outputs, ctx.parameters, needed)
+        found = gradients.of(left(ctx, gradients), of_outputs, ctx.parameters, needed)
         return (*(found.get(spec.name) for spec in op.inputs), *[None] * len(op.parameters))
 
     return setup, backward
