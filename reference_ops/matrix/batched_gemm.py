@@ -44,5 +44,5 @@ op = Op(
     matrix_flops=lambda dims: 2 * dims["batch"] * dims["m"] * dims["n"] * dims["k"],
     arranged=opposed(a=2, b=1),
     # The default factor suffices for float32 sums, rounded once.
-    tolerance=Tolerance(sums="k"),
+    tolerance=Tolerance(sums="k", in_turn="k"),
 )  # fmt: skip

@@ -53,7 +53,7 @@ ops = (
         matrix_flops=lambda dims: 2 * dims["m"] * dims["n"] * dims["k"],
         arranged=opposed(a=1, b=0),
         # The default factor suffices for float32 sums in any order, rounded once.
-        tolerance=Tolerance(sums="k"),
+        tolerance=Tolerance(sums="k", in_turn="k"),
         backward=("gemm_backward",),
     ),
     Op(

@@ -58,7 +58,7 @@ ops = (
         matrix_flops=lambda dims: 2 * dims["n"] * dims["k"],
         arranged=opposed(a=1, x=0),
         # The default factor suffices for float32 sums, rounded once.
-        tolerance=Tolerance(sums="k"),
+        tolerance=Tolerance(sums="k", in_turn="k"),
     ),
     Op(
         name="skinny_gemm",
@@ -84,6 +84,6 @@ ops = (
         matrix_flops=lambda dims: 2 * dims["m"] * dims["n"] * dims["k"],
         arranged=opposed(x=1, weight=1),
         # The default factor suffices for float32 sums, rounded once.
-        tolerance=Tolerance(sums="k"),
+        tolerance=Tolerance(sums="k", in_turn="k"),
     ),
 )  # fmt: skip

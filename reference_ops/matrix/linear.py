@@ -54,7 +54,7 @@ def activated(name: str, reference: Callable[..., torch.Tensor], formula: str, e
         matrix_flops=lambda dims: 2 * dims["m"] * dims["n"] * dims["k"],
         arranged=opposed(x=1, weight=1),
         # The default factor suffices for float32 sums, rounded once at the end.
-        tolerance=Tolerance(sums="k"),
+        tolerance=Tolerance(sums="k", in_turn="k"),
     )  # fmt: skip
 
 

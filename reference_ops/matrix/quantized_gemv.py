@@ -84,7 +84,7 @@ def quantized(
         flops=lambda dims: dims["m"] * dims["n"],
         matrix_flops=lambda dims: 2 * dims["m"] * dims["n"] * dims["k"],
         # The default factor suffices: weights are exact in every dtype, and float32 sums are rounded once.
-        tolerance=Tolerance(sums="k"),
+        tolerance=Tolerance(sums="k", in_turn="k"),
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from evolve.devices.object_file import Symbol
 FLUSH_BYTES = 2**28  # several times the L2 cache of any GPU to date
 THREADS, VECTOR_BYTES = 1024, 16
 BLOCKS_PER_SM = 2  # one block fills an SM; the second one reaches SMs that the first wave missed
+CANNOT_CHANGE = 1  # cudaErrorInvalidValue
 LIMIT_BYTES = 2**16  # of the buffer for printed text, and of the heap, which no kernel may use
 NOT_SUPPORTED = 801  # from cuCtxResetPersistingL2Cache on GPUs before compute capability 8.0
 SOURCE = r"""
@@ -212,8 +213,16 @@ def reset_persisting_lines() -> None:
 
 @cache
 def bound_limits() -> None:
-    """Limit printed text and the heap, once per process: the driver refuses this after a kernel has printed."""
-    runtime.deviceSetLimit(runtime.cudaLimitPrintfFifoSize, LIMIT_BYTES)
+    """Limit printed text and the heap, once per process.
+
+    After a kernel that can print, such as one of PyTorch's that checks indices, the driver refuses the first. A worker
+    sets the limits before any kernel runs.
+    """
+    try:
+        runtime.deviceSetLimit(runtime.cudaLimitPrintfFifoSize, LIMIT_BYTES)
+    except runtime.CUDARuntimeError as error:
+        if error.status != CANNOT_CHANGE:
+            raise
     runtime.deviceSetLimit(runtime.cudaLimitMallocHeapSize, LIMIT_BYTES)
 
 
