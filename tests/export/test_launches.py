@@ -22,7 +22,8 @@ from evolve.devices.prelude import cuda_include_dirs
 from evolve.export.template import driver, nvrtc
 from evolve.export.template.calls import MissingError
 from evolve.export.template.driver import Block, Config, DriverError, Program
-from evolve.export.template.launching import Buffers, Ready
+from evolve.export.template.free import slots
+from evolve.export.template.launching import Buffers, Ready, Source, Written
 from evolve.op_on_device import point
 from reference_ops import catalog
 
@@ -193,6 +194,52 @@ def test_a_call_gives_the_driver_its_tensors_on_the_current_stream(compiler: nvr
         bound.launches[0].block,
     )
     assert [int.from_bytes(one, "little") for one in values[:2]] == [x.data_ptr(), out.data_ptr()]
+
+
+@pytest.mark.parametrize("name", ["softmax", "layer_norm", "sum"])
+def test_a_plan_gives_the_driver_what_a_call_gives(compiler: nvrtc.Nvrtc, fake: FakeDriver, name: str) -> None:
+    op = catalog.load(name)
+    workload = next(one for one in op.gpu if one.dtype == "float32")
+    kernel = next(one for one in library.shipped(name) if not one.plan.when)
+    bound = bind(kernel, point(op, workload, H200))
+    ready = Ready(
+        program(bound, compiler, fake), torch.device("cpu", 0), Buffers.of(op, workload, bound), slots(op, kernel)
+    )
+    inputs = tuple(torch.empty(op.shape(spec, workload)) for spec in op.inputs)
+    parameters = dict(workload.parameters)
+    outputs = ready.launch(inputs, parameters)
+    sources = [Source(at, 0, tuple(x.shape)) for at, x in enumerate(inputs)]
+    written = [Written(tuple(x.shape), x.stride(), x.dtype, at == 0) for at, x in enumerate(outputs)]
+    out = ready.planned(sources, written, parameters)(*inputs)
+    assert (out.shape, out.stride(), out.dtype) == (outputs[0].shape, outputs[0].stride(), outputs[0].dtype)
+    (config, called), (of_plan, planned) = fake.launched
+    assert (of_plan.stream, *of_plan.grid, *of_plan.block) == (STREAM, *config.grid, *config.block)
+    own = {x.data_ptr() for x in outputs}
+    alike = [a == b for a, b in zip(called, planned, strict=True)]
+    assert [int.from_bytes(one, "little") in own for one in called] == [not same for same in alike]
+    assert out.data_ptr().to_bytes(8, "little") in planned
+
+
+def test_a_plan_has_arguments_of_its_own_in_each_thread(
+    compiler: nvrtc.Nvrtc, fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op, bound = catalog.load("softmax"), softmax()
+    first, other = (torch.zeros(op.shape(op.inputs[0], op.gpu[0]), dtype=torch.bfloat16) for _ in range(2))
+    written = Written(tuple(first.shape), first.stride(), first.dtype, is_wanted=True)
+    waiting = [other]
+
+    def slowly(*arguments: Any) -> int:
+        """Launch while another thread launches the same plan, as it may: Python's lock is not held."""
+        if waiting:
+            plan(waiting.pop())
+        return FakeDriver.cuLaunchKernelEx(fake, *arguments)
+
+    monkeypatch.setattr(fake, "cuLaunchKernelEx", slowly)
+    ready = Ready(program(bound, compiler, fake), torch.device("cpu", 0), Buffers.of(op, op.gpu[0], bound), ())
+    plan = ready.planned([Source(0, 0, tuple(first.shape))], [written], {})
+    plan(first)
+    read = [int.from_bytes(values[0], "little") for _, values in fake.launched]
+    assert read == [other.data_ptr(), first.data_ptr()]
 
 
 def test_a_thread_without_a_context_gets_that_of_pytorch(compiler: nvrtc.Nvrtc, fake: FakeDriver) -> None:

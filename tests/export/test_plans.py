@@ -10,7 +10,7 @@ from emulated_machine import EmulatedMachine, primitives
 from torch import Tensor
 
 from evolve.export.families import forms
-from evolve.export.template import functions
+from evolve.export.template import functions, unrolled
 from evolve.export.template.functions import Function
 from evolve.export.template.options import options
 from reference_ops import catalog
@@ -87,6 +87,84 @@ def test_numbers_that_are_equal_may_be_other_arguments(tmp_path: Path) -> None:
     for slope in (0.0, -0.0, 1, 1.0):
         assert not found.planned(x, slope)
         assert torch.equal(found.function(x, slope).signbit(), torch.nn.functional.leaky_relu(x, slope).signbit())
+
+
+def test_a_list_may_change_between_calls(tmp_path: Path) -> None:
+    found = tried(tmp_path, "layer_norm")
+    shape, sizes = [8], ([6, 8], [8], [8])
+    assert not found.planned(X, shape, torch.rand(8), torch.rand(8))
+    took = []
+    for shape[:] in sizes:
+        took.append(found.planned(X, shape, torch.rand(shape), torch.rand(shape)))
+    assert took == [False, True, True]
+
+
+def test_a_nested_tensor_beside_a_plain_one_gets_pytorchs_error(tmp_path: Path) -> None:
+    found = tried(tmp_path, "mse_loss")
+    plain = torch.randn(2, 3)
+    found.planned(plain, torch.randn(2, 3))
+    assert found.planned(plain, torch.randn(2, 3))
+    with pytest.raises(RuntimeError):
+        found.function(plain, torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)]))
+
+
+def test_a_tensor_that_escaped_from_a_transform_goes_to_pytorch(tmp_path: Path) -> None:
+    found = tried(tmp_path, "relu")
+    found.planned(X)
+    escaped = []
+    torch.func.grad(lambda x: (escaped.append(x), x.sum())[1])(X)  # type: ignore[func-returns-value]
+    assert not found.planned(escaped[0])
+    assert "torch.func" in found.function.explain((escaped[0],), {}).reason
+
+
+def test_arguments_given_by_name_are_told_apart(tmp_path: Path) -> None:
+    found = tried(tmp_path, "softmax")
+    assert [found.planned(torch.randn(4, 4), dim=dim) for dim in (1, 1, 0, 1)] == [False, True, False, True]
+    assert not found.planned(torch.randn(4, 4), dim=1, dtype=None)
+    assert [found.planned(input=torch.randn(4, 4), dim=1) for _ in range(2)] == [False, True]
+
+
+def test_the_options_of_a_block_end_with_it(tmp_path: Path) -> None:
+    found = tried(tmp_path, "relu")
+    found.planned(X)
+    with options(pin={"relu": "pytorch"}):
+        assert [found.planned(X) for _ in range(2)] == [False, False]
+    assert found.planned(X)
+
+
+def test_forward_mode_and_dispatch_modes_are_seen(tmp_path: Path) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    found = tried(tmp_path, "relu")
+    found.planned(X)
+    with torch.autograd.forward_ad.dual_level():
+        assert not found.planned(X)
+    with FlopCounterMode(display=False):
+        assert not found.planned(X)
+    with torch.inference_mode():
+        assert [found.planned(X) for _ in range(2)] == [False, True]
+    assert found.planned(X)
+
+
+def test_shapes_that_never_repeat_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(functions, "MOST_PLANS", 3)
+    found = tried(tmp_path, "relu")
+    for size in range(1, 8):
+        found.planned(torch.randn(size))
+    assert len(found.function._recalled) <= 3
+
+
+def test_guards_that_tell_nothing_apart_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert unrolled.guards_tell.__wrapped__()
+    monkeypatch.setattr(unrolled, "_guard", lambda _tensors: lambda *_: True)
+    assert not unrolled.guards_tell.__wrapped__()
+
+
+def test_without_guards_calls_have_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unrolled, "guards_tell", lambda: False)
+    found = tried(tmp_path, "softmax")
+    assert [found.planned(torch.randn(4, 4), dim) for dim in (1, 1, 0, 1)] == [False, True, False, True]
+    assert not found.function._recalled
 
 
 def test_a_call_with_one_tensor_twice_does_not_decide_for_two(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from gpu_records import H200, duel, times
@@ -20,6 +21,7 @@ from evolve.export.template.dispatch import Primitive, gradients_of
 from evolve.export.template.free import Slot, slots
 from evolve.export.template.launching import Buffers, Launchable, Machine, Source, Tensors, Written, refusal
 from evolve.export.template.manifest import ExportedEntry, Measured, Shipped
+from evolve.export.template.unrolled import Run
 from reference_ops import catalog
 from reference_ops.op import Number, Op, Workload
 
@@ -54,17 +56,15 @@ class Emulated:
         self.launched.append(self.bound.kernel.id)
         return outputs
 
-    def planned(
-        self, sources: Sequence[Source], outputs: Sequence[Written], parameters: Mapping[str, Number]
-    ) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor] | None]:
-        def run(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+    def planned(self, sources: Sequence[Source], outputs: Sequence[Written], parameters: Mapping[str, Number]) -> Run:
+        def run(*tensors: torch.Tensor) -> Any:
             inputs = tuple(_in_place(tensors[one.tensor], one) for one in sources)
             if any(x.data_ptr() % ALIGNMENT for x in inputs):
                 return None
             self.planned_launches.append(self.bound.kernel.id)
-            return [
-                _placed(out, one, tensors) for out, one in zip(self.launch(inputs, parameters), outputs, strict=True)
-            ]
+            pairs = zip(self.launch(inputs, parameters), outputs, strict=True)
+            found = tuple(_placed(out, wanted) for out, wanted in pairs if wanted.is_wanted)
+            return found[0] if len(found) == 1 else found
 
         return run
 
@@ -75,13 +75,9 @@ def _in_place(x: torch.Tensor, source: Source) -> torch.Tensor:
     return x.as_strided(source.shape, torch.empty(source.shape, device="meta").stride(), offset)
 
 
-def _placed(out: torch.Tensor, wanted: Written, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def _placed(out: torch.Tensor, wanted: Written) -> torch.Tensor:
     """Return an output as a kernel would write it into the caller's result."""
-    if wanted.like is None:
-        result = torch.empty_strided(wanted.shape, wanted.stride, dtype=wanted.dtype)
-    else:
-        result = torch.empty_like(tensors[wanted.like])
-    assert (tuple(result.shape), result.stride(), result.dtype) == wanted[:3]
+    result = torch.empty_strided(wanted.shape, wanted.stride, dtype=wanted.dtype)
     result.as_strided(out.shape, out.stride()).copy_(out)
     return result
 

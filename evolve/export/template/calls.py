@@ -55,6 +55,8 @@ def _inputs(inputs: Sequence[torch.Tensor], device_type: str) -> str:
             return "the inputs are on different devices"
         if x.layout is not torch.strided or x.is_nested:
             return "an input is sparse or nested"
+        if torch._C._functorch.is_functorch_wrapped_tensor(x):  # noqa: SLF001 - there is no public way to ask
+            return "an input comes from a transform of torch.func that has ended"
     return ""
 
 

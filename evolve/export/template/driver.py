@@ -10,7 +10,7 @@ import hashlib
 import math
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -124,11 +124,13 @@ class Program:
         module = loaded(image)
         self.launches = bound.launches
         self._sizes = [entries[launch.entry].parameter_bytes for launch in self.launches]
-        self._functions = [module.function(launch.entry, launch.shared) for launch in self.launches]
-        for launch, function in zip(self.launches, self._functions, strict=True):
+        self.functions = [module.function(launch.entry, launch.shared) for launch in self.launches]
+        for launch, function in zip(self.launches, self.functions, strict=True):
             if launch.cooperative:
                 _check_residency(launch, function, sms)
-        self._enqueue = driver().cuLaunchKernelEx
+        # Not of a PyDLL, which keeps Python's lock and saves 0.05 us: a launch waits while the GPU's queue is full, and
+        # what is queued may be a function of Python.
+        self.call = driver().cuLaunchKernelEx
         self._arrange()
 
     def again(self) -> "Program":
@@ -140,38 +142,31 @@ class Program:
     def _arrange(self) -> None:
         self.block = Block(self.launches, self._sizes)
         self._configs = [Config.of(launch) for launch in self.launches]
-        rows = zip(self._configs, self._functions, self.block.arguments, strict=True)
-        self._calls = [(config, ctypes.byref(config), function, arguments) for config, function, arguments in rows]
+        self._references = list(map(ctypes.byref, self._configs))
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Return the places of the addresses of `block.names`, and what `call` takes for each launch.
+
+        These are all configurations, of which a call sets the stream, then the references to them, then the arguments.
+        """
+        places = (ctypes.c_uint64 * len(self.block.names)).from_buffer(self.block.memory)
+        return (places, *self._configs, *self._references, *self.block.arguments)
 
     def enqueue(self, addresses: Sequence[int], device: int) -> None:
         """Enqueue all launches on PyTorch's current stream of the device, with these addresses of `block.names`."""
         self.block.point(addresses)
         stream = torch._C._cuda_getCurrentRawStream(device)  # noqa: SLF001 - the public way takes 20 times as long
-        for config, reference, function, arguments in self._calls:
+        rows = zip(self._configs, self._references, self.functions, self.block.arguments, strict=True)
+        for config, reference, function, arguments in rows:
             config.stream = stream
-            if code := self._enqueue(reference, function, arguments, None):
-                self._enqueue_again(code, reference, function, arguments, device)
+            if code := self.call(reference, function, arguments, None):
+                self.call_again(code, reference, function, arguments, device)
 
-    def enqueuer(self, device: int) -> Callable[[Sequence[int]], None]:
-        """Return what `enqueue` does for this device. It is faster, and must not be called by two threads at once."""
-        if len(self._calls) != 1:
-            return lambda addresses: self.enqueue(addresses, device)
-        ((config, reference, function, arguments),) = self._calls
-        pack, memory, launch = self.block.pack, self.block.memory, self._enqueue
-        current_stream = torch._C._cuda_getCurrentRawStream  # noqa: SLF001 - the public way takes 20 times as long
-
-        def enqueue(addresses: Sequence[int]) -> None:
-            pack(memory, 0, *addresses)
-            config.stream = current_stream(device)
-            if code := launch(reference, function, arguments, None):
-                self._enqueue_again(code, reference, function, arguments, device)
-
-        return enqueue
-
-    def _enqueue_again(self, code: int, reference: Any, function: Any, arguments: Any, device: int) -> None:
+    def call_again(self, code: int, reference: Any, function: Any, arguments: Any, device: int) -> None:
+        """Repeat a call that returned this code, if the cause can be removed. Raise a DriverError otherwise."""
         if code in NO_CONTEXT:  # a new thread: PyTorch sets its context at the first call that needs it
             use_context(device)
-            code = self._enqueue(reference, function, arguments, None)
+            code = self.call(reference, function, arguments, None)
         checked(code, "a kernel cannot be launched")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
 from evolve.export.template import choosing
@@ -15,12 +16,14 @@ from evolve.export.template.dispatch import Explanation, Primitive
 from evolve.export.template.dlpack import called, foreign
 from evolve.export.template.folding import as_kernel_reads
 from evolve.export.template.forms import FLOAT32, LOW, NOTHING, Call, Form, Parts, cast, whole
-from evolve.export.template.plans import MOST_PLANS, UNPLANNED, Key, Made, Plan, key_of, planned
+from evolve.export.template.plans import MOST_PLANS, Key, Made, key_of, planned
 from evolve.export.template.registering import Registry
+from evolve.export.template.unrolled import Recalled, Run, recalled
 from reference_ops.op import Op
 
 ELSEWHERE = object()  # PyTorch must run
 COUNTERS = frozenset(choosing.COUNTERS)  # a call with these is not made twice
+MOST_RECALLED = 4  # kinds of calls whose first arguments have one shape; those before have their keys
 REFUSALS = (TypeError, AttributeError, IndexError, ValueError, RuntimeError, ArithmeticError)
 NOT_EXPORTED = "the package has no kernel for it"
 
@@ -37,12 +40,12 @@ class Attempt:
     is_slow: bool = False  # PyTorch runs because the host launches the kernel too slowly
 
 
-def unplanned(_tensors: Sequence[Tensor]) -> Any:
+def unplanned(*_tensors: Tensor) -> Any:
     """The plan of a call that must be lowered and decided each time."""
-    return UNPLANNED
+    return None
 
 
-def by_pytorch(_tensors: Sequence[Tensor]) -> Any:
+def by_pytorch(*_tensors: Tensor) -> Any:
     """The plan of a call that PyTorch runs."""
     return ELSEWHERE
 
@@ -56,32 +59,66 @@ class Function:
         # A function of nothing but a name: PyTorch 2.11 traces no constant function of other objects.
         self._defined = _constant(lambda name: registry is not None and registry.define(name))
         self.primitives = {name: primitives[name] for name in form.ops if name in primitives}
-        self._plans: dict[Key | None, Plan] = {}
+        self._plans: dict[Key | None, Run] = {}
+        self._recalled: dict[torch.Size, tuple[Recalled, ...]] = {}  # by the shape of a call's first argument
+        self._uses_tf32 = any(one.op.tf32 for one in self.primitives.values())
         self._device_type = next((one.device_type for one in self.primitives.values()), "cuda")
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if is_dynamo_compiling():
             return self.traced(arguments, named)
-        if arguments and foreign(arguments[0]):
-            return called(self, arguments, named)
-        result = self.attempt(arguments, named)
+        result = self.recall(arguments, named)
+        if result is None:
+            if torch.compiler.is_compiling():
+                return self.traced(arguments, named)
+            if arguments and foreign(arguments[0]):
+                return called(self, arguments, named)
+            result = self._attempt(arguments, named)
         return self.form.pytorch(*arguments, **named) if result is ELSEWHERE else result
+
+    def recall(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """Return what `attempt` returns if the call is of a kind that was seen before; None if it is not."""
+        try:
+            known = self._recalled.get(arguments[0].shape, ())
+        except REFUSALS:  # whatever an argument raises that is no plain tensor
+            return None
+        for one in known:
+            result = one(arguments, named)
+            if result is not None:
+                return result
+        return None
 
     def attempt(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """Return the result by a kernel, or ELSEWHERE if PyTorch must run."""
+        result = self.recall(arguments, named)
+        return self._attempt(arguments, named) if result is None else result
+
+    def _attempt(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         tensors: list[Tensor] = []
         key = key_of(arguments, named, tensors)
         plan = self._plans.get(key)
         if plan is not None:
-            result = plan(tensors)
-            if result is not UNPLANNED:
+            result = plan(*tensors)
+            if result is not None:
                 return result
         found = self._attempted(arguments, named)
         if plan is None and key is not None and not self._captures(tensors):
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
-            self._plans[key] = self._planned(tensors, found)
+                self._recalled.clear()
+            plan = self._plans[key] = self._planned(tensors, found)
+            if plan is not unplanned:
+                self._remember(arguments, named, tensors, plan)
         return found.result
+
+    def _remember(
+        self, arguments: tuple[Any, ...], named: Mapping[str, Any], tensors: Sequence[Tensor], plan: Run
+    ) -> None:
+        """Recall the plan when a call of this kind comes again, without its key."""
+        one = recalled(arguments, named, tensors, plan, uses_tf32=self._uses_tf32)
+        if one is not None:
+            shape = tensors[0].shape
+            self._recalled[shape] = (one, *self._recalled.get(shape, ())[: MOST_RECALLED - 1])
 
     def _attempted(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Attempt:
         if any(map(_overrides, (*arguments, *named.values()))):
@@ -100,7 +137,7 @@ class Function:
                 is_slow |= decision.is_slow_to_launch
         return Attempt(ELSEWHERE, is_slow=is_slow)
 
-    def _planned(self, tensors: Sequence[Tensor], found: Attempt) -> Plan:
+    def _planned(self, tensors: Sequence[Tensor], found: Attempt) -> Run:
         """Return the plan of a call that was just made."""
         call, decision = found.call, found.decision
         if found.result is ELSEWHERE and found.is_whole:
@@ -113,10 +150,10 @@ class Function:
         with torch.no_grad():
             reads = tuple(map(as_kernel_reads, call.views, decision.inputs))
         made = Made(reads, found.outputs, found.result, call.parameters)
-        return planned(decision.ready, made, tensors, self.primitives[call.op].gradients)
+        return planned(decision.ready, made, tensors, self.primitives[call.op].gradients) or unplanned
 
-    def _pytorch_unless_captured(self, tensors: Sequence[Tensor]) -> Any:
-        return UNPLANNED if self._captures(tensors) else ELSEWHERE
+    def _pytorch_unless_captured(self, *tensors: Tensor) -> Any:
+        return None if self._captures(tensors) else ELSEWHERE
 
     def _captures(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether a CUDA graph is being captured."""

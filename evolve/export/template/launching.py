@@ -1,5 +1,6 @@
 """Compilation of a bound kernel, and launches on the caller's GPU and stream."""
 
+import math
 import statistics
 import threading
 import time
@@ -18,6 +19,7 @@ from evolve.devices.device import RejectedError
 from evolve.export.template.calls import ALIGNMENT, MissingError, NoKernelError
 from evolve.export.template.free import Slot, slots
 from evolve.export.template.manifest import ShippedCubin
+from evolve.export.template.unrolled import Run, defined, numbered
 from reference_ops.op import Number, Op, TensorSpec, Workload
 from reference_ops.precision import TORCH_DTYPES
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from evolve.export.template.driver import Program
 
 Tensors = tuple[torch.Tensor, ...]
+Shape = tuple[int, ...]
+APART = 512  # bytes between tensors that share an allocation, as PyTorch's allocator keeps them
 HOST_CALLS, DEVICE_CALLS = 5, 9
 CAPTURING = (
     "PyTorch runs, because a CUDA graph is captured, during which drivers before CUDA 12.3 cannot load a kernel; "
@@ -41,16 +45,16 @@ class Source(NamedTuple):
 
     tensor: int
     offset: int
-    shape: tuple[int, ...]
+    shape: Shape
 
 
 class Written(NamedTuple):
     """How an output is allocated as the caller gets it: contiguous but for the order of its dims."""
 
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
+    shape: Shape
+    stride: Shape
     dtype: torch.dtype
-    like: int | None  # a tensor of the call with the same layout, whose twin takes half as long to allocate
+    is_wanted: bool  # or else only a place to which the kernel writes
 
 
 class Launchable(Protocol):
@@ -59,12 +63,10 @@ class Launchable(Protocol):
     def launch(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
         """Enqueue the kernel with these values of its free parameters on the current stream."""
 
-    def planned(
-        self, sources: Sequence[Source], outputs: Sequence[Written], parameters: Mapping[str, Number]
-    ) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor] | None]:
-        """Return a function that enqueues the kernel for a call's tensors, and returns its outputs.
+    def planned(self, sources: Sequence[Source], outputs: Sequence[Written], parameters: Mapping[str, Number]) -> Run:
+        """Return a function that enqueues the kernel for a call's tensors.
 
-        It returns None if the kernel cannot read at their addresses.
+        It returns the wanted output, or several in a tuple; None if the kernel cannot read at the tensors' addresses.
         """
 
 
@@ -176,59 +178,91 @@ class Ready:
             self._program.enqueue(addresses, self._device.index)
         return outputs
 
-    def planned(
-        self, sources: Sequence[Source], outputs: Sequence[Written], parameters: Mapping[str, Number]
-    ) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor] | None]:
-        program = self._program.again()
-        for slot in self._slots:
-            program.block.set(slot.launch, slot.position, parameters[slot.parameter])
-        own, read = len(outputs) + len(self._workspace), len(sources)
-        # Where each address comes from: outputs, workspace, the call's tensors.
-        places = [(own + sources[at].tensor, sources[at].offset) if at < read else (at - read, 0) for at in self._order]
-        allocate = _allocator(outputs, self._device)
-        scratch = tuple(partial(buffer.allocated, (), self._device) for buffer in self._workspace)
-        index, device, lock = self._device.index, self._device, threading.Lock()
-        enqueue, mask = program.enqueuer(index), ALIGNMENT - 1
-        current = torch._C._cuda_getDevice  # noqa: SLF001 - the public way takes a microsecond
+    def planned(self, sources: Sequence[Source], outputs: Sequence[Written], parameters: Mapping[str, Number]) -> Run:
+        def arguments() -> tuple[Any, ...]:
+            program = self._program.again()
+            for slot in self._slots:
+                program.block.set(slot.launch, slot.position, parameters[slot.parameter])
+            return program.arguments()
 
-        def run(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
-            if current() != index:
-                with torch.cuda.device(device):
-                    return run(tensors)
-            outs = allocate(tensors)
-            every = (*outs, *[make() for make in scratch], *tensors) if scratch else (*outs, *tensors)
-            addresses = [every[at].data_ptr() + offset for at, offset in places]
-            bits = 0
-            for address in addresses:
-                bits |= address
-            if bits & mask:
-                return None
-            with lock:
-                enqueue(addresses)
-            return outs
+        spare: list[tuple[Any, ...]] = []
+        values = {
+            "current": torch._C._cuda_getDevice,  # noqa: SLF001 - the public way takes a microsecond
+            "stream": torch._C._cuda_getCurrentRawStream,  # noqa: SLF001 - the public way takes 20 times as long
+            "index": self._device.index,
+            "elsewhere": partial(_on_device, self._device),
+            "arguments": arguments,
+            "pop": spare.pop,
+            "append": spare.append,
+            "enqueue": self._program.call,
+            "again": self._program.call_again,
+            **{f"f{at}": function for at, function in enumerate(self._program.functions)},
+        }
+        read = [f"p{at}" for at in range(len(sources))]
+        allocations, written = self._allocations(outputs, values)
+        addresses = [*read, *written]
+        given = f"{numbered('t', range(1 + max((one.tensor for one in sources), default=-1)))}*others"
+        wanted = [at for at, out in enumerate(outputs) if out.is_wanted]
+        lines = [
+            f"def call({given}):",
+            f"    if current() != index:\n            return elsewhere(call, {given})",
+            *[f"    p{at} = t{one.tensor}.data_ptr() + {one.offset}" for at, one in enumerate(sources)],
+            f"    if ({' | '.join(read) or 0}) & {ALIGNMENT - 1}:\n            return None",
+            *allocations,
+            *_launches(len(self._program.functions), [addresses[at] for at in self._order]),
+            f"    return b{wanted[0]}" if len(wanted) == 1 else f"    return ({numbered('b', wanted)})",
+        ]
+        return defined(lines, values)
 
-        return run
+    def _allocations(self, outputs: Sequence[Written], values: dict[str, Any]) -> tuple[list[str], list[str]]:
+        """Return the lines that allocate outputs and workspace, and their addresses. Add the values of names.
+
+        What the caller does not get is one allocation.
+        """
+        values |= {"empty": _empty(self._device), "byte": torch.uint8}
+        lines, addresses, room = [], [], 0
+        every: list[Written | Buffer] = [*outputs, *self._workspace]
+        for at, one in enumerate(every):
+            if isinstance(one, Written) and one.is_wanted:
+                values |= {f"shape{at}": one.shape, f"stride{at}": one.stride, f"dtype{at}": one.dtype}
+                lines.append(f"    b{at} = empty(shape{at}, stride{at}, dtype{at})")
+                addresses.append(f"b{at}.data_ptr()")
+            elif isinstance(one, Buffer) and one.zero:
+                values[f"zeros{at}"] = partial(one.allocated, (), self._device)
+                lines.append(f"    b{at} = zeros{at}()")
+                addresses.append(f"b{at}.data_ptr()")
+            else:
+                addresses.append(f"rest + {room}")
+                room += math.ceil(math.prod(one.shape) * one.dtype.itemsize / APART) * APART
+        if room:
+            lines += [f"    scratch = empty(({room},), (1,), byte)", "    rest = scratch.data_ptr()"]
+        return lines, addresses
 
 
-def _allocator(
-    outputs: Sequence[Written], device: torch.device
-) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
-    """Return what allocates outputs for the tensors of a call."""
-    each = [_allocation(out, device) for out in outputs]
-    if len(each) != 1:
-        return lambda tensors: [allocate(tensors) for allocate in each]
-    like, empty_like = outputs[0].like, torch.empty_like
-    if like is not None:
-        return lambda tensors: (empty_like(tensors[like]),)
-    (only,) = each
-    return lambda tensors: (only(tensors),)
+def _launches(count: int, addresses: Sequence[str]) -> list[str]:
+    """Return the lines that launch so many kernels with these addresses, as `Ready.planned` names what they use."""
+    every = range(count)
+    lines = ["    try:", "        own = pop()", "    except IndexError:", "        own = arguments()"]
+    lines.append(f"    places, {numbered('c', every)}{numbered('r', every)}{numbered('a', every)}= own")
+    lines += [f"    places[{at}] = {address}" for at, address in enumerate(addresses)]
+    lines.append("    on = stream(index)")
+    for at in every:
+        lines += [f"    c{at}.stream = on", f"    if code := enqueue(r{at}, f{at}, a{at}, None):"]
+        lines.append(f"        again(code, r{at}, f{at}, a{at}, index)")
+    return [*lines, "    append(own)"]
 
 
-def _allocation(out: Written, device: torch.device) -> Callable[[Sequence[torch.Tensor]], torch.Tensor]:
-    shape, stride, dtype, like = out
-    if like is not None:
-        return lambda tensors: torch.empty_like(tensors[like])
-    return lambda _: torch.empty_strided(shape, stride, dtype=dtype, device=device)
+def _on_device(device: torch.device, call: Run, *tensors: torch.Tensor) -> Any:
+    with torch.cuda.device(device):
+        return call(*tensors)
+
+
+def _empty(device: torch.device) -> Callable[[Shape, Shape, torch.dtype], torch.Tensor]:
+    """Return what allocates a tensor of a shape, strides and a dtype on a device, which is current if it is a GPU."""
+    # Graphs of torch.compile allocate in this way, too: it takes half the time of the public one.
+    if quick := getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None):  # noqa: SLF001
+        return quick  # type: ignore[no-any-return]
+    return lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True)

@@ -37,12 +37,13 @@ class Options:
 
 # Each combination exists once, so that calls may compare by identity.
 _known: dict[Options, Options] = {}
-_of_process = [_known.setdefault(Options(), Options())]
+of_process = [_known.setdefault(Options(), Options())]
 _of_block: ContextVar[Options | None] = ContextVar("options", default=None)
+of_block = _of_block.get  # in place of those of the process, unless it returns None
 
 
 def current() -> Options:
-    return _of_block.get() or _of_process[0]
+    return of_block() or of_process[0]
 
 
 @contextmanager
@@ -79,7 +80,7 @@ def set_options(
     """Choose which kernels may run in this process, as `options` does for a block. Without arguments, all may again."""
     given = (deterministic, workspace_limit, allow, pin, autotune)
     found = Options() if all(value is None for value in given) else _changed(*given)
-    _of_process[0] = _known.setdefault(found, found)
+    of_process[0] = _known.setdefault(found, found)
 
 
 def _changed(

@@ -5,7 +5,7 @@ the modes of PyTorch and the package. What a kernel reads must lie in a caller's
 result; where copies or further operations are needed, there is no plan.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,19 +18,17 @@ from evolve.export.template import options
 from evolve.export.template.folding import folded
 from evolve.export.template.gradients import Gradients
 from evolve.export.template.launching import Launchable, Source, Written
-from evolve.export.template.learning import Run, learned
+from evolve.export.template.learning import learned
+from evolve.export.template.unrolled import PLAIN, Run
 from reference_ops.op import Number
 
 MOST_PLANS = 4096
-NOTHING = type(None)
-PLAIN = frozenset((int, float, bool, str, NOTHING, torch.dtype))
-UNPLANNED = object()  # the call must be lowered and decided
 Key = tuple[Any, ...]
-Plan = Callable[[Sequence[Tensor]], Any]  # what a call with a known key does; returns UNPLANNED if it cannot
 
 _tracing = torch._C._get_tracing_state  # noqa: SLF001 - the public way takes a microsecond
 _dispatch_modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001 - there is no public way to ask
 _transform = torch._C._functorch.peek_interpreter_stack  # noqa: SLF001 - there is no public way to ask
+_is_wrapper = torch._C._functorch.is_functorch_wrapped_tensor  # noqa: SLF001 - there is no public way to ask
 _autocast = torch._C._is_any_autocast_enabled  # noqa: SLF001 - the public way takes a type of device
 _gradients, _deterministic = torch.is_grad_enabled, torch.are_deterministic_algorithms_enabled
 _tf32 = torch._C._get_cudnn_allow_tf32  # noqa: SLF001 - the public way takes half a microsecond
@@ -68,6 +66,8 @@ def _add(values: Sequence[Any], facts: list[Any], tensors: list[Tensor]) -> bool
     for x in values:
         kind = type(x)
         if kind is Tensor or kind is Parameter:
+            if _is_wrapper(x):
+                return False
             tensors.append(x)
             facts.append((x.shape, x.stride(), x.dtype, x.device, x.requires_grad, x.is_neg()))
         elif kind in PLAIN:
@@ -92,38 +92,41 @@ class Made:
     parameters: Mapping[str, Number]
 
 
-def planned(ready: Launchable, made: Made, tensors: Sequence[Tensor], gradients: Gradients) -> Plan:
-    """Return the plan of a call that was made: to allocate what the caller gets, and to enqueue the kernel."""
-    read, found = _sources(made, tensors), _written(made, tensors)
+def planned(ready: Launchable, made: Made, tensors: Sequence[Tensor], gradients: Gradients) -> Run | None:
+    """Return what does the same as a call that was made: to allocate what the caller gets, and to enqueue the kernel.
+
+    Return None if there is no plan.
+    """
+    learns = _gradients() and any(x.requires_grad for x in tensors)
+    read, found = _sources(made, tensors), _written(made, all_wanted=learns)
     if read is None or found is None:
-        return lambda _: UNPLANNED
+        return None
     outputs, order = found
-    run = ready.planned(read, outputs, made.parameters)
-    if not (_gradients() and any(x.requires_grad for x in tensors)):
-        return _gathered(run, made.result, order)
-    pairs = zip(gradients.op.outputs, made.outputs, strict=True)
-    shapes = [folded(tuple(out.shape), len(spec.dims)) for spec, out in pairs]
-    run_with_gradients = learned(run, gradients, made.parameters, read, outputs, shapes, tensors)
-    return _gathered(run_with_gradients, made.result, order) if run_with_gradients else lambda _: UNPLANNED
+    run: Run | None = ready.planned(read, outputs, made.parameters)
+    if run and learns:
+        pairs = zip(gradients.op.outputs, made.outputs, strict=True)
+        shapes = [folded(tuple(out.shape), len(spec.dims)) for spec, out in pairs]
+        run = learned(run, gradients, made.parameters, read, outputs, shapes, tensors)
+    wanted = [at for at, out in enumerate(outputs) if out.is_wanted]
+    return run and _gathered(run, made.result, [wanted.index(at) for at in order], len(wanted))
 
 
-def _gathered(run: Run, result: Any, order: Sequence[int]) -> Plan:
+def _gathered(run: Run, result: Any, order: Sequence[int], outputs: int) -> Run:
     """Return a plan that makes a result like this one of what is written."""
-    if isinstance(result, Tensor):
-        (only,) = order
-
-        def one(tensors: Sequence[Tensor]) -> Any:
-            outputs = run(tensors)
-            return UNPLANNED if outputs is None else outputs[only]
-
-        return one
     kind: Any = type(result)
+    is_tensor = isinstance(result, Tensor)
+    if (is_tensor and outputs == 1) or (kind is tuple and outputs > 1 and list(order) == list(range(outputs))):
+        return run
 
-    def several(tensors: Sequence[Tensor]) -> Any:
-        outputs = run(tensors)
-        return UNPLANNED if outputs is None else kind([outputs[index] for index in order])
+    def gathered(*tensors: Tensor) -> Any:
+        written = run(*tensors)
+        if written is None:
+            return None
+        if outputs == 1:
+            return kind((written,))
+        return written[order[0]] if is_tensor else kind([written[at] for at in order])
 
-    return several
+    return gathered
 
 
 def _sources(made: Made, tensors: Sequence[Tensor]) -> tuple[Source, ...] | None:
@@ -141,8 +144,11 @@ def _sources(made: Made, tensors: Sequence[Tensor]) -> tuple[Source, ...] | None
     return tuple(found)
 
 
-def _written(made: Made, tensors: Sequence[Tensor]) -> tuple[tuple[Written, ...], list[int]] | None:
-    """Return how a call's outputs are allocated, and which of them are its result. None if that is more than views."""
+def _written(made: Made, *, all_wanted: bool) -> tuple[tuple[Written, ...], list[int]] | None:
+    """Return how a call's outputs are allocated, and which of them are its result. None if that is more than views.
+
+    Without `all_wanted`, only the result is wanted.
+    """
     results = [made.result] if isinstance(made.result, Tensor) else made.result
     if not isinstance(results, tuple | list) or not all(isinstance(x, Tensor) for x in results):
         return None
@@ -159,8 +165,9 @@ def _written(made: Made, tensors: Sequence[Tensor]) -> tuple[tuple[Written, ...]
         views[index] = x
     if any(_has_holes(x) for x in views):
         return None
-    allocated = tuple(Written(tuple(x.shape), x.stride(), x.dtype, _twin(x, tensors)) for x in views)
-    return allocated, order
+    wanted = [all_wanted or at in order for at in range(len(views))]
+    allocated = [Written(tuple(x.shape), x.stride(), x.dtype, keep) for x, keep in zip(views, wanted, strict=True)]
+    return tuple(allocated), order
 
 
 def _has_holes(x: Tensor) -> bool:
@@ -172,13 +179,3 @@ def _has_holes(x: Tensor) -> bool:
                 return True
             expected *= size
     return False
-
-
-def _twin(x: Tensor, tensors: Sequence[Tensor]) -> int | None:
-    """Return which of a call's tensors has the same layout: allocating its twin takes half as long."""
-    alike = (
-        at
-        for at, one in enumerate(tensors)
-        if one.shape == x.shape and one.stride() == x.stride() and one.dtype == x.dtype and one.device == x.device
-    )
-    return next(alike, None)

@@ -1,0 +1,149 @@
+"""Functions that are written out as source for one kind of call, without loops: what recognizes the call, and what
+launches its kernels.
+
+A loop over the tensors of a call would take longer than all that is done with them.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+
+from evolve.export.template import options
+
+# Each returns None if it cannot: what runs for the tensors of a call, and what runs for a call if it is of its kind.
+Run = Callable[..., Any]
+Recalled = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
+PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype))
+SEVERAL = frozenset((list, tuple, torch.Size))
+
+_deterministic = torch._C._get_deterministic_algorithms  # noqa: SLF001 - the public way is a function of Python
+_dispatch_modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001 - there is no public way to ask
+_tf32 = torch._C._get_cudnn_allow_tf32  # noqa: SLF001 - the public way takes half a microsecond
+
+
+@cache
+def _maker(lines: tuple[str, ...], names: tuple[str, ...]) -> Callable[..., Callable[..., Any]]:
+    """Return a function of values for these names, which returns the function `call` that the lines define."""
+    text = "\n".join([f"def make({', '.join(names)}):", *[f"    {line}" for line in lines], "    return call"])
+    found: dict[str, Any] = {}
+    exec(compile(text, "<written out by a package>", "exec"), found)  # noqa: S102 - of names and numbers made here
+    make: Callable[..., Callable[..., Any]] = found["make"]
+    return make
+
+
+def defined(lines: Sequence[str], values: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return the function `call` that the lines define, in which names have these values."""
+    return _maker(tuple(lines), tuple(values))(**values)
+
+
+def numbered(letter: str, numbers: Iterable[int]) -> str:
+    """Return names as arguments or a tuple: `x0, x2, `."""
+    return "".join(f"{letter}{number}, " for number in numbers)
+
+
+def recalled(
+    arguments: tuple[Any, ...], named: Mapping[str, Any], tensors: Sequence[Tensor], run: Run, *, uses_tf32: bool
+) -> Recalled | None:
+    """Return what calls `run` with the tensors of a call if it is of the same kind as this one.
+
+    The kind is all that a decision depends on: shapes, strides and dtypes of tensors, other arguments by value, and the
+    modes of PyTorch and of the package. It is only asked where the shape of the first argument is known to be the same.
+    Return None if the kind cannot be told in this way.
+    """
+    given = (*arguments, *named.values())
+    places = [at for at, x in enumerate(given) if type(x) is Tensor or type(x) is Parameter]
+    if not arguments or places[:1] != [0] or not guards_tell():
+        return None
+    if not all(at in places or _is_fixed(x) for at, x in enumerate(given)):
+        return None
+    values: dict[str, Any] = {"run": run, "alike": _alike, "check": _guard(tensors), "names": tuple(named)}
+    values |= {f"n{at}": name for at, name in enumerate(named)}
+    conditions = []
+    for at, x in enumerate(given):
+        values[f"v{at}"] = type(x) if at in places else deepcopy(x)
+        if at not in places:
+            conditions.append(f"not ({f'x{at} is v{at} or ' if _is_constant(x) else ''}alike(x{at}, v{at}))")
+        elif at:  # a nested tensor, which would end the process in the guard; it refused to tell the shape of x0
+            conditions.append(f"type(x{at}) is not v{at} or x{at}.is_nested")
+    others = _other_modes(values, uses_tf32=uses_tf32, learning=any(x.requires_grad for x in tensors))
+    read = numbered("x", places)
+    lines = [
+        "def call(arguments, named):",
+        f"    if len(arguments) != {len(arguments)} or {'tuple(named) != names' if named else 'named'}:",
+        "        return None",
+        f"    {numbered('x', range(len(arguments)))}= arguments",
+        *[f"    x{len(arguments) + at} = named[n{at}]" for at in range(len(named))],
+        f"    if {' or '.join([*conditions, f'not check({read})', *others])}:",
+        "        return None",
+        f"    return run({read})",
+    ]
+    return defined(lines, values)
+
+
+def _other_modes(values: dict[str, Any], *, uses_tf32: bool, learning: bool) -> list[str]:
+    """Return the conditions under which modes or options are others than now, and add what they need to the values.
+
+    Autocast, tracing and the transforms of torch.func are known to the guard, as they add to every tensor's keys.
+    """
+    values |= {"modes": _dispatch_modes, "forward_ad": forward_ad, "deterministic": _deterministic}
+    values |= {"chosen": options.current(), "of_block": options.of_block, "of_process": options.of_process}
+    values |= {"gradients": torch.is_grad_enabled, "tf32": _tf32}
+    return [
+        "modes() or forward_ad._current_level >= 0",
+        "(of_block() or of_process[0]) is not chosen",
+        f"deterministic() is not {_deterministic()}",
+        *([f"tf32() is not {_tf32()}"] if uses_tf32 else []),
+        *([f"gradients() is not {torch.is_grad_enabled()}"] if learning else []),
+    ]
+
+
+def _is_fixed(x: Any) -> bool:
+    """Return whether a value can be compared with another."""
+    return all(map(_is_fixed, x)) if type(x) in SEVERAL else type(x) in PLAIN
+
+
+def _is_constant(x: Any) -> bool:
+    """Return whether a fixed value stays what it is, as it holds no list."""
+    return type(x) is not list and (type(x) is not tuple or all(map(_is_constant, x)))
+
+
+def _alike(x: Any, fixed: Any) -> bool:
+    """Return whether a value is the same as a fixed one. 1, 1.0 and True are equal, and so are 0.0 and -0.0."""
+    if type(x) is not type(fixed):
+        return False
+    if type(fixed) in SEVERAL:
+        return len(x) == len(fixed) and all(map(_alike, x, fixed))
+    return bool(x == fixed and (x or repr(x) == repr(fixed)))
+
+
+def _guard(tensors: Sequence[Tensor]) -> Callable[..., bool]:
+    """Return what tells whether tensors are like these: their types, keys, shapes, strides, dtypes and GPUs, whether
+    they ask for gradients, and whether no two of them are one. It takes a tenth of the time of asking in Python."""
+    guards: Any = torch._C._dynamo.guards.TensorGuards  # noqa: SLF001 - with which PyTorch guards its own graphs
+    check: Callable[..., bool] = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    return check
+
+
+@cache
+def guards_tell() -> bool:
+    """Return whether PyTorch's guards tell apart what a decision depends on, as they are tried once."""
+    with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():  # noqa: SLF001 - no public way
+        x = torch.zeros(2, 3, device="cpu")
+        strange = torch.zeros(2, 3, dtype=torch.complex64, device="cpu").conj().imag
+        others = (x[:1], x.new_zeros(3, 2).t(), x.double(), x.to("meta"), strange, Parameter(x), Parameter(x, False))
+        try:
+            check = _guard((x,))
+            told = [check(x.clone()), *[not check(other) for other in (*others, x.clone().requires_grad_())]]
+            told.append(not _guard((x, x.clone()))(x, x))
+            with torch.autocast("cpu", torch.bfloat16):
+                told.append(not check(x))
+            told.append(bool(torch.vmap(lambda _: x.new_full((), not check(x)))(x).all()))
+        except Exception:  # noqa: BLE001 - whatever another version of PyTorch raises; calls then have keys
+            return False
+    return all(told)
