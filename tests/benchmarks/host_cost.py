@@ -118,11 +118,10 @@ def main() -> None:
     given = parser.parse_args()
     machine: Machine = Renamed() if given.device.startswith("cuda") else NoLaunches.pretended()
     print(
-        f"host time per call in microseconds on {given.device}; `learning`: the forward where gradients are asked for"
+        f"host time per call in microseconds on {given.device}; `forward` where gradients are asked for, `both` with them"
     )
-    print(
-        f"{'function':<30}{'PyTorch':>9}{'package':>9}{'ratio':>7}   learning: {'PyTorch':>9}{'package':>9}{'ratio':>7}"
-    )
+    columns = f"{'PyTorch':>9}{'package':>9}{'ratio':>7}"
+    print(f"{'function':<30}{columns}  forward:{columns}  both:{columns}")
     for form in sorted(forms(), key=lambda one: one.name):
         if not given.functions or form.name in given.functions:
             print(f"{form.name:<30}{_line(form, machine, torch.device(given.device))}", flush=True)
@@ -136,8 +135,9 @@ def _line(form: Form, machine: Machine, device: torch.device) -> str:
         if drawn is None:
             return "   no random call runs a kernel"
         with torch.no_grad():
-            plain = _compared(function, drawn)
-        return f"{plain}             {_compared(function, learning(drawn))}"
+            plain = _compared(function, drawn, _us)
+        learned = learning(drawn)
+        return f"{plain}          {_compared(function, learned, _us)}       {_compared(function, learned, _both_us)}"
 
 
 def _with_kernel(function: Function, device: torch.device) -> Drawn | None:
@@ -155,9 +155,9 @@ def _with_kernel(function: Function, device: torch.device) -> Drawn | None:
     return found
 
 
-def _compared(function: Function, drawn: Drawn) -> str:
+def _compared(function: Function, drawn: Drawn, us: Callable[[Callable[..., object], Drawn], float]) -> str:
     try:
-        theirs, ours = (_us(one, drawn) for one in (function.form.pytorch, function))
+        theirs, ours = (us(one, drawn) for one in (function.form.pytorch, function))
     except RuntimeError as error:
         return f"{type(error).__name__:>25}"
     return f"{theirs:>9.1f}{ours:>9.1f}{ours / theirs:>7.2f}"
@@ -172,6 +172,20 @@ def _us(function: Callable[..., object], drawn: Drawn) -> float:
     of_gpu = any(x.is_cuda for x in tensors(drawn.arguments))
     timer = time.perf_counter if of_gpu else time.process_time
     return min(timeit.repeat(call, number=CALLS, repeat=REPEATS, timer=timer)) / CALLS * 1e6
+
+
+def _both_us(function: Callable[..., Any], drawn: Drawn) -> float:
+    """Return the time of a forward and its backward."""
+    learned = [x for x in tensors(drawn.arguments) if x.requires_grad]
+    grads: dict[str, Any] = {}
+
+    def both(*arguments: Any, **named: Any) -> None:
+        result = function(*arguments, **named)
+        outs = [x for x in tensors([result]) if x.requires_grad]
+        given = grads.setdefault("given", [torch.randn_like(x) for x in outs])
+        torch.autograd.grad(outs, learned, given, allow_unused=True)
+
+    return _us(both, drawn)
 
 
 if __name__ == "__main__":

@@ -147,11 +147,11 @@ def test_forward_mode_and_dispatch_modes_are_seen(tmp_path: Path) -> None:
 
 
 def test_shapes_that_never_repeat_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(functions, "MOST_PLANS", 3)
+    monkeypatch.setattr(unrolled, "MOST_SHAPES", 3)
     found = tried(tmp_path, "relu")
     for size in range(1, 8):
         found.planned(torch.randn(size))
-    assert len(found.function._recalled) <= 3
+    assert len(found.function._kinds.known) <= 3
 
 
 def test_guards_that_tell_nothing_apart_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_without_guards_calls_have_keys(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(unrolled, "guards_tell", lambda: False)
     found = tried(tmp_path, "softmax")
     assert [found.planned(torch.randn(4, 4), dim) for dim in (1, 1, 0, 1)] == [False, True, False, True]
-    assert not found.function._recalled
+    assert not found.function._kinds.known
 
 
 def test_a_call_with_one_tensor_twice_does_not_decide_for_two(tmp_path: Path) -> None:
@@ -282,10 +282,33 @@ def test_the_second_call_that_asks_for_gradients_takes_the_short_way(tmp_path: P
     backward = [one for op in FORMS[name].ops for one in catalog.load(op).backward]
     found = tried(tmp_path, name, *FORMS[name].ops, *backward)
     expected = differentiated(FORMS[name].pytorch, LEARNING[name])
+    forward = {one.id for op in found.function.primitives.values() for one in op.entry.kernels}
     for planned in (0, 1, 2):
         got = differentiated(found.function, LEARNING[name])
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+        assert len([one for one in found.machine.planned_launches if one in forward]) == planned
+
+
+@pytest.mark.parametrize("name", ["silu", "softmax", "cross_entropy", "max_pool2d"])
+def test_a_backward_that_was_seen_before_takes_the_short_way(tmp_path: Path, name: str) -> None:
+    backward = [one for op in FORMS[name].ops for one in catalog.load(op).backward]
+    found = tried(tmp_path, name, *FORMS[name].ops, *backward)
+    expected = differentiated(FORMS[name].pytorch, LEARNING[name])
+    for planned in (0, 2, 4):
+        torch.testing.assert_close(differentiated(found.function, LEARNING[name]), expected, rtol=1e-4, atol=1e-5)
         assert len(found.machine.planned_launches) == planned
+
+
+def test_gradients_reach_only_what_asks_for_them(tmp_path: Path) -> None:
+    found = tried(tmp_path, "rms_norm", "rms_norm", "rms_norm_backward").function
+    for asks in [(True, False), (False, True), (True, True)] * 2:
+        x, weight = (one.requires_grad_(ask) for one, ask in zip((torch.randn(6, 8), torch.rand(8)), asks, strict=True))
+        out = found(x, (8,), weight, 1e-6)
+        exact = torch.nn.functional.rms_norm(x, (8,), weight, 1e-6)
+        learned = [one for one in (x, weight) if one.requires_grad]
+        grad = torch.randn(6, 8)
+        got, expected = (torch.autograd.grad(one, learned, grad) for one in (out, exact))
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_gradients_of_gradients_of_a_known_call_are_those_of_pytorch(tmp_path: Path) -> None:

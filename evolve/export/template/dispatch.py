@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,6 +19,8 @@ from evolve.export.template.gradients import DIVIDE, Differentiable, Gradients, 
 from evolve.export.template.launching import Gpus, Machine, Tensors
 from evolve.export.template.manifest import ExportedEntry
 from evolve.export.template.options import current
+from evolve.export.template.plans import Made, modes_are_plain, planned
+from evolve.export.template.unrolled import Kinds
 from reference_ops.op import Number, Op
 
 LOG = logging.getLogger(__name__)
@@ -49,12 +51,32 @@ class Primitive:
         self.machine = machine or Gpus()
         self._decider = Decider(op, entry, folder, self.machine)
         self._decisions: dict[object, Decision] = {}
+        self._kinds = Kinds()
         self._lock = threading.RLock()
 
     def __call__(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
         """Run a kernel where one wins, PyTorch elsewhere."""
         outputs = self.run(inputs, parameters)
         return self.pytorch(inputs, parameters) if outputs is None else outputs
+
+    def repeated(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
+        """Do as a call does. Shapes and parameters are those of earlier calls in most cases, as in a backward."""
+        outputs: Tensors | None = self._kinds.recall(inputs, parameters)
+        if outputs is not None:
+            return outputs
+        decision, plan = self.decision(inputs, parameters), None
+        if decision.ready:
+            outputs = self.launch(decision, inputs, parameters)
+            with torch.no_grad():
+                reads = tuple(map(as_kernel_reads, inputs, decision.inputs))
+            plan = planned(decision.ready, Made(reads, outputs, outputs, parameters), inputs, self.gradients)
+        else:
+            outputs = self.pytorch(inputs, parameters)
+            if not decision.is_slow_to_launch:
+                plan = partial(_together, partial(self.pytorch, parameters=dict(parameters)))
+        if plan and modes_are_plain() and not self.machine.capturing(inputs[0].device):
+            self._kinds.remember(inputs, parameters, inputs, plan, self.op.tf32)
+        return outputs
 
     @property
     def device_type(self) -> str:
@@ -157,6 +179,10 @@ class Primitive:
             return takes_more_dims(self.op)
 
 
+def _together(function: Callable[[Tensors], Tensors], *tensors: torch.Tensor) -> Tensors:
+    return function(tensors)
+
+
 def gradients_of(
     op: Op, ops: Mapping[str, Op], primitives: Mapping[str, Primitive], machine: Machine | None
 ) -> Gradients:
@@ -165,6 +191,6 @@ def gradients_of(
     for name in op.backward:
         if name not in DIVIDE and ops.get(name) is not None:
             primitive = primitives.get(name) or Primitive(ops[name], NOTHING, Path(), machine)
-            run = primitive if name in primitives else primitive.pytorch
+            run = primitive.repeated if name in primitives else primitive.pytorch
             steps.append(Step(ops[name], run, primitive.pytorch))
     return Gradients(op, tuple(steps))

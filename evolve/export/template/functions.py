@@ -18,13 +18,11 @@ from evolve.export.template.folding import as_kernel_reads
 from evolve.export.template.forms import FLOAT32, LOW, NOTHING, Call, Form, Parts, cast, whole
 from evolve.export.template.plans import MOST_PLANS, Key, Made, key_of, planned
 from evolve.export.template.registering import Registry
-from evolve.export.template.unrolled import Recalled, Run, recalled
+from evolve.export.template.unrolled import REFUSALS, Kinds, Run
 from reference_ops.op import Op
 
 ELSEWHERE = object()  # PyTorch must run
 COUNTERS = frozenset(choosing.COUNTERS)  # a call with these is not made twice
-MOST_RECALLED = 4  # kinds of calls whose first arguments have one shape; those before have their keys
-REFUSALS = (TypeError, AttributeError, IndexError, ValueError, RuntimeError, ArithmeticError)
 NOT_EXPORTED = "the package has no kernel for it"
 
 
@@ -60,7 +58,8 @@ class Function:
         self._defined = _constant(lambda name: registry is not None and registry.define(name))
         self.primitives = {name: primitives[name] for name in form.ops if name in primitives}
         self._plans: dict[Key | None, Run] = {}
-        self._recalled: dict[torch.Size, tuple[Recalled, ...]] = {}  # by the shape of a call's first argument
+        self._kinds = Kinds()
+        self.recall = self._kinds.recall  # as `attempt`; returns None for a call of a kind that was not seen before
         self._uses_tf32 = any(one.op.tf32 for one in self.primitives.values())
         self._device_type = next((one.device_type for one in self.primitives.values()), "cuda")
 
@@ -75,18 +74,6 @@ class Function:
                 return called(self, arguments, named)
             result = self._attempt(arguments, named)
         return self.form.pytorch(*arguments, **named) if result is ELSEWHERE else result
-
-    def recall(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """Return what `attempt` returns if the call is of a kind that was seen before; None if it is not."""
-        try:
-            known = self._recalled.get(arguments[0].shape, ())
-        except REFUSALS:  # whatever an argument raises that is no plain tensor
-            return None
-        for one in known:
-            result = one(arguments, named)
-            if result is not None:
-                return result
-        return None
 
     def attempt(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """Return the result by a kernel, or ELSEWHERE if PyTorch must run."""
@@ -105,20 +92,10 @@ class Function:
         if plan is None and key is not None and not self._captures(tensors):
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
-                self._recalled.clear()
             plan = self._plans[key] = self._planned(tensors, found)
             if plan is not unplanned:
-                self._remember(arguments, named, tensors, plan)
+                self._kinds.remember(arguments, named, tensors, plan, self._uses_tf32)
         return found.result
-
-    def _remember(
-        self, arguments: tuple[Any, ...], named: Mapping[str, Any], tensors: Sequence[Tensor], plan: Run
-    ) -> None:
-        """Recall the plan when a call of this kind comes again, without its key."""
-        one = recalled(arguments, named, tensors, plan, uses_tf32=self._uses_tf32)
-        if one is not None:
-            shape = tensors[0].shape
-            self._recalled[shape] = (one, *self._recalled.get(shape, ())[: MOST_RECALLED - 1])
 
     def _attempted(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Attempt:
         if any(map(_overrides, (*arguments, *named.values()))):

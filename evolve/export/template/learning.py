@@ -1,6 +1,6 @@
 """Calls that are known by a key and ask for gradients: the launch of a plan as a function of autograd."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from evolve.export.template.gradients import Gradients, Known
 from evolve.export.template.launching import Source, Written
 from evolve.export.template.unrolled import Run
-from reference_ops.op import Number
+from reference_ops.op import GRADIENT, Number
 
 Shape = tuple[int, ...]
 
@@ -50,6 +50,21 @@ class Learning:
     kept: tuple[tuple[int, Layout], ...]  # which of a call's tensors, followed by its outputs, the backward reads
     fixed: tuple[int, ...]  # outputs through which no gradient flows, counted in the same way
     is_single: bool  # whether there is one output
+    steps: tuple["Followed", ...] | None  # None: where tensors lie in another order of dims than the op's
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A step of a backward, and where its inputs and outputs are.
+
+    Inputs are counted among the kept tensors, followed by the gradients of the outputs; outputs among the call's
+    tensors. A shape is given where it is another one there.
+    """
+
+    run: Callable[[tuple[Tensor, ...], Mapping[str, Number]], Sequence[Tensor]]
+    parameters: Mapping[str, Number]
+    inputs: tuple[tuple[int, Shape | None], ...]
+    outputs: tuple[tuple[int, int, Shape | None], ...]  # the first number counts the step's own outputs
 
 
 class UnreadableError(Exception):
@@ -73,11 +88,12 @@ def learned(
     if any(one.offset or torch.Size(one.shape).numel() != x.numel() for one, x in zip(sources, read, strict=True)):
         return None
     dtypes = [*[x.dtype for x in read], *[out.dtype for out in written]]
-    kinds = zip([*[one.shape for one in sources], *shapes], dtypes, strict=True)
+    kinds_in_order = zip([*[one.shape for one in sources], *shapes], dtypes, strict=True)
+    kinds = dict(zip(gradients.names, kinds_in_order, strict=True))
     inputs = tuple(Layout.of(tuple(x.shape), x.stride()) for x in read)
     outputs = tuple(Layout.of(out.shape, out.stride) for out in written)
     own = range(len(tensors), len(tensors) + len(written))
-    every = zip(gradients.names, (*[one.tensor for one in sources], *own), (*inputs, *outputs), strict=True)
+    every = list(zip(gradients.names, (*[one.tensor for one in sources], *own), (*inputs, *outputs), strict=True))
     learns = [spec.name in gradients.learned for spec in gradients.op.outputs]
     known = Learning(
         run,
@@ -86,10 +102,11 @@ def learned(
         sources,
         inputs,
         outputs,
-        dict(zip(gradients.names, kinds, strict=True)),
+        kinds,
         tuple((at, layout) for name, at, layout in every if name in gradients.kept),
         tuple(at for at, flows in zip(own, learns, strict=True) if not flows),
         len(written) == 1,
+        _followed(gradients, parameters, kinds, {name: (at, layout) for name, at, layout in every}, tensors),
     )
     # What the class method `apply` does, besides looking for transforms of torch.func, which was done.
     apply: Any = super(torch.autograd.Function, Launched).apply
@@ -121,24 +138,74 @@ class Launched(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         known: Learning = ctx.known
-        gradients = known.gradients
-        needs: tuple[bool, ...] = ctx.needs_input_grad[1:]
-        found: list[Tensor | None] = [None] * len(needs)
-        if all(grad is None for grad in grads):
-            return (None, *found)
-        given = {
-            spec.name: None if grad is None else layout.flattened(grad, known.kinds[spec.name][0])
-            for spec, grad, layout in zip(gradients.op.outputs, grads, known.outputs, strict=True)
-        }
-        kept = {
-            name: layout.flattened(x, known.kinds[name][0])
-            for name, (_, layout), x in zip(gradients.kept, known.kept, ctx.saved_tensors, strict=True)
-        }
-        inputs = zip(gradients.op.inputs, known.sources, strict=True)
-        needed = frozenset(spec.name for spec, one in inputs if needs[one.tensor])
-        compute = gradients.twice if torch.is_grad_enabled() else gradients.of
-        of_inputs = compute(Known(kept, known.kinds), given, known.parameters, needed)
-        for spec, one, layout in zip(gradients.op.inputs, known.sources, known.inputs, strict=True):
-            gradient = of_inputs.get(spec.name)
-            found[one.tensor] = None if gradient is None else layout.restored(gradient)
+        if known.steps is None or torch.is_grad_enabled():
+            return _by_names(ctx, known, grads)
+        every = (*ctx.saved_tensors, *grads)
+        found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        for step in known.steps:
+            given = []
+            for at, shape in step.inputs:
+                x = every[at]
+                if x is None:
+                    return _by_names(ctx, known, grads)
+                given.append(x if shape is None else x.reshape(shape))
+            written = step.run(tuple(given), step.parameters)
+            for at, place, shape in step.outputs:
+                found[place] = written[at] if shape is None else written[at].reshape(shape)
+        return tuple(found)
+
+
+def _by_names(ctx: Any, known: Learning, grads: tuple[Tensor | None, ...]) -> Any:
+    """Return the gradients of a call, in whatever order of dims and whether or not they can be differentiated again."""
+    gradients = known.gradients
+    needs: tuple[bool, ...] = ctx.needs_input_grad[1:]
+    found: list[Tensor | None] = [None] * len(needs)
+    if all(grad is None for grad in grads):
         return (None, *found)
+    given = {
+        spec.name: None if grad is None else layout.flattened(grad, known.kinds[spec.name][0])
+        for spec, grad, layout in zip(gradients.op.outputs, grads, known.outputs, strict=True)
+    }
+    kept = {
+        name: layout.flattened(x, known.kinds[name][0])
+        for name, (_, layout), x in zip(gradients.kept, known.kept, ctx.saved_tensors, strict=True)
+    }
+    inputs = zip(gradients.op.inputs, known.sources, strict=True)
+    needed = frozenset(spec.name for spec, one in inputs if needs[one.tensor])
+    compute = gradients.twice if torch.is_grad_enabled() else gradients.of
+    of_inputs = compute(Known(kept, known.kinds), given, known.parameters, needed)
+    for spec, one, layout in zip(gradients.op.inputs, known.sources, known.inputs, strict=True):
+        gradient = of_inputs.get(spec.name)
+        found[one.tensor] = None if gradient is None else layout.restored(gradient)
+    return (None, *found)
+
+
+def _followed(
+    gradients: Gradients,
+    parameters: Mapping[str, Number],
+    kinds: Mapping[str, tuple[Shape, torch.dtype]],
+    places: Mapping[str, tuple[int, Layout]],
+    tensors: Sequence[Tensor],
+) -> tuple[Followed, ...] | None:
+    """Return the steps of a backward that give the gradients which a call asks for."""
+    if any(layout.order != tuple(range(len(layout.order))) for _, layout in places.values()):
+        return None
+    other = {name: None if layout.shape == kinds[name][0] else kinds[name][0] for name, (_, layout) in places.items()}
+    outputs = [GRADIENT + spec.name for spec in gradients.op.outputs]
+    given = {name: at for at, name in enumerate((*gradients.kept, *outputs))}
+    asked = {spec.name for spec in gradients.op.inputs if tensors[places[spec.name][0]].requires_grad}
+    sizes = Known({}, kinds).sizes(gradients.op)
+    found = []
+    for step in gradients.steps:
+        if asked & step.gives:
+            names = [spec.name.removeprefix(GRADIENT) for spec in step.op.outputs]
+            to = [(at, *places[name], other[name]) for at, name in enumerate(names) if name in asked]
+            found.append(
+                Followed(
+                    step.run,
+                    {name: parameters.get(name, sizes.get(name, 0)) for name in step.op.parameters},
+                    tuple((given[name], other[name.removeprefix(GRADIENT)]) for name in step.reads),
+                    tuple((at, 1 + place, None if one is None else layout.shape) for at, place, layout, one in to),
+                )
+            )
+    return tuple(found)

@@ -34,15 +34,20 @@ _gradients, _deterministic = torch.is_grad_enabled, torch.are_deterministic_algo
 _tf32 = torch._C._get_cudnn_allow_tf32  # noqa: SLF001 - the public way takes half a microsecond
 
 
-def key_of(arguments: tuple[Any, ...], named: Mapping[str, Any], tensors: list[Tensor]) -> Key | None:
-    """Return the key of a call, and add its tensors to a list. Return None if it cannot be known by a key."""
-    if (
+def modes_are_plain() -> bool:
+    """Return whether no mode of PyTorch is on in which a call is always decided anew."""
+    return not (
         _autocast()
         or _dispatch_modes()
         or _tracing() is not None
         or _transform() is not None
         or forward_ad._current_level >= 0  # noqa: SLF001 - there is no public way to ask
-    ):
+    )
+
+
+def key_of(arguments: tuple[Any, ...], named: Mapping[str, Any], tensors: list[Tensor]) -> Key | None:
+    """Return the key of a call, and add its tensors to a list. Return None if it cannot be known by a key."""
+    if not modes_are_plain():
         return None
     facts: list[Any] = [
         id(options.current()),  # each combination exists once, and for good

@@ -19,12 +19,44 @@ from evolve.export.template import options
 # Each returns None if it cannot: what runs for the tensors of a call, and what runs for a call if it is of its kind.
 Run = Callable[..., Any]
 Recalled = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
+REFUSALS = (TypeError, AttributeError, IndexError, ValueError, RuntimeError, ArithmeticError)
+MOST_SHAPES, MOST_OF_SHAPE = 4096, 4  # kinds that are forgotten are looked up or decided again
 PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype))
 SEVERAL = frozenset((list, tuple, torch.Size))
 
 _deterministic = torch._C._get_deterministic_algorithms  # noqa: SLF001 - the public way is a function of Python
 _dispatch_modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001 - there is no public way to ask
 _tf32 = torch._C._get_cudnn_allow_tf32  # noqa: SLF001 - the public way takes half a microsecond
+
+
+class Kinds:
+    """The kinds of calls that were seen before, by the shape of a call's first argument."""
+
+    def __init__(self) -> None:
+        self.known: dict[torch.Size, tuple[Recalled, ...]] = {}
+
+    def recall(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """Return what runs for a call of a known kind returns; None if the kind is not known."""
+        try:
+            known = self.known.get(arguments[0].shape, ())
+        except REFUSALS:  # whatever an argument raises that is no plain tensor
+            return None
+        for one in known:
+            result = one(arguments, named)
+            if result is not None:
+                return result
+        return None
+
+    def remember(
+        self, arguments: tuple[Any, ...], named: Mapping[str, Any], tensors: Sequence[Tensor], run: Run, tf32: bool
+    ) -> None:
+        """Run this for the tensors of a call when one of the same kind comes again; `tf32` says whether it matters."""
+        one = recalled(arguments, named, tensors, run, uses_tf32=tf32)
+        if one is not None:
+            if len(self.known) >= MOST_SHAPES:
+                self.known.clear()
+            shape = tensors[0].shape
+            self.known[shape] = (one, *self.known.get(shape, ())[: MOST_OF_SHAPE - 1])
 
 
 @cache
