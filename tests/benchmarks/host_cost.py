@@ -117,9 +117,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     given = parser.parse_args()
     machine: Machine = Renamed() if given.device.startswith("cuda") else NoLaunches.pretended()
-    print(
-        f"host time per call in microseconds on {given.device}; `forward` where gradients are asked for, `both` with them"
-    )
+    print(f"host time per call in microseconds on {given.device}; of a forward that asks for gradients, and both ways")
     columns = f"{'PyTorch':>9}{'package':>9}{'ratio':>7}"
     print(f"{'function':<30}{columns}  forward:{columns}  both:{columns}")
     for form in sorted(forms(), key=lambda one: one.name):
