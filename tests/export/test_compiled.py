@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from evolve.export.families import forms
+from evolve.export.template import forms as forms_module
 from evolve.export.template.functions import Function, Functions
 
 NAMESPACE = "tested_kernels"
@@ -122,6 +123,50 @@ def test_a_graph_has_no_opaque_op_where_no_kernel_wins(known: Known, machine: Em
     x = torch.randn(4, 8, dtype=torch.float64)  # no kernel was measured in this dtype
     torch.testing.assert_close(compiled(x), torch.softmax(x, -1))
     assert not machine.launched
+
+
+@pytest.mark.parametrize(
+    ("call_us", "dim", "order", "runs"),
+    [
+        (60.0, 1, (0, 1), True),
+        (40.0, 1, (1, 0), True),
+        (60.0, 1, (1, 0), False),
+        (20.0, 0, (0, 1), True),
+        (30.0, 0, (0, 1), False),
+    ],
+    ids=["none", "one", "a long one", "two", "two long ones"],
+)
+def test_copies_round_a_kernel_count_in_a_graph(
+    known: Known,
+    machine: EmulatedMachine,
+    monkeypatch: pytest.MonkeyPatch,
+    call_us: float,
+    dim: int,
+    order: tuple[int, ...],
+    runs: bool,
+) -> None:
+    monkeypatch.setattr(forms_module, "CALL_US", call_us)  # a kernel takes 50 us where PyTorch takes 100
+    graphs = []
+
+    def backend(module: torch.fx.GraphModule, _inputs: list[Tensor]) -> torch.fx.GraphModule:
+        graphs.append(module.code)
+        return module
+
+    compiled = torch.compile(lambda x: known["softmax"](x, dim), fullgraph=True, backend=backend)
+    x = torch.randn(4, 8).permute(order)
+    torch.testing.assert_close(compiled(x), torch.softmax(x, dim))
+    assert [f"{NAMESPACE}.softmax" in graph for graph in graphs] == [runs]
+    assert len(machine.launched) == runs
+
+
+def test_copies_add_no_guard_on_sizes(known: Known, machine: EmulatedMachine) -> None:
+    compiled = torch.compile(lambda x: known["softmax"](x, 0), fullgraph=True, backend="aot_eager", dynamic=True)
+    compiled(torch.randn(4, 5, 6))
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for shape in ((3, 7, 5), (9, 2, 4)):
+            x = torch.randn(shape)
+            torch.testing.assert_close(compiled(x), torch.softmax(x, 0))
+    assert len(machine.launched) == 3
 
 
 def test_a_graph_has_no_opaque_op_without_a_gradient(known: Known, machine: EmulatedMachine) -> None:

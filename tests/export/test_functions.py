@@ -1,5 +1,6 @@
 """Functions with PyTorch's signatures agree with PyTorch at random calls; kernels run on the emulated machine."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ from emulated_machine import EmulatedMachine, primitives
 
 from evolve.export.families import forms
 from evolve.export.template import forms as forms_module
-from evolve.export.template import functions_matrix
 from evolve.export.template.checks import close, drawn
+from evolve.export.template.dispatch import Primitive
 from evolve.export.template.drawn import changed, copied, erased, learning, tensors
 from evolve.export.template.forms import Form
 from evolve.export.template.functions import ELSEWHERE, Function, Functions
+from evolve.export.template.options import options
 from evolve.export.template.recipes import RECIPES
 from reference_ops import catalog
 
@@ -216,13 +218,28 @@ def test_a_kernel_must_save_more_than_the_copies_around_it_take(
         assert bool(machine.launched) == runs
 
 
-@pytest.mark.parametrize(("after_us", "runs"), [(40.0, True), (60.0, False)])
+def test_a_pinned_kernel_runs_although_it_saves_nothing(tmp_path: Path) -> None:
+    machine = EmulatedMachine()
+    primitive = primitives(["softmax"], tmp_path, machine)["softmax"]
+    (shipped,) = primitive.entry.kernels
+    x = torch.randn(8, 16)
+    with options(pin={"softmax": shipped.id}), torch.no_grad():
+        slower = [replace(one, times=replace(one.times, median_us=200.0)) for one in shipped.measured]
+        entry = replace(primitive.entry, kernels=(replace(shipped, measured=tuple(slower)),))
+        pinned = Primitive(primitive.op, entry, tmp_path, machine)
+        for one in (x, x.t()):
+            close(pinned((one,), {})[0], torch.softmax(one, -1), x.dtype)
+            assert pinned.wins((one.to("meta"),), x.device, {})
+    assert len(machine.launched) == 2
+
+
+@pytest.mark.parametrize(("call_us", "runs"), [(40.0, True), (60.0, False)])
 def test_a_kernel_must_save_more_than_what_comes_after_it_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after_us: float, runs: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call_us: float, runs: bool
 ) -> None:
     machine = EmulatedMachine()  # its kernels take 50 us where PyTorch takes 100
     linear = Function(FORMS["linear"], primitives(["skinny_gemm"], tmp_path, machine))
-    monkeypatch.setattr(functions_matrix, "ADDITION_US", after_us)
+    monkeypatch.setattr(forms_module, "CALL_US", call_us)
     given = torch.randn(3, 8), torch.randn(5, 8), torch.randn(5)
     with torch.no_grad():
         torch.testing.assert_close(linear(*given), torch.nn.functional.linear(*given))

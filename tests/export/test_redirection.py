@@ -132,8 +132,8 @@ def test_a_pass_redirects_the_calls_of_a_compiled_model(model: Model, known: Kno
     compiled = torch.compile(model, backend=backend, fullgraph=True)
     assert losses(model, compiled) == pytest.approx(expected, rel=1e-4)
     assert graph_pass.replaced == {"rms_norm": 1, "silu": 1, "softmax": 2}
-    # The compiler computes the softmax along another dim than the last itself, because a kernel needs copies for it.
-    assert len(machine.launched) == 6 * STEPS
+    # The copies that a softmax along another dim than the last needs take less time than its kernel saves.
+    assert len(machine.launched) == 8 * STEPS
 
 
 def test_the_id_of_a_pass_follows_the_package(known: Known) -> None:

@@ -1,5 +1,6 @@
 """Decisions: which kernel runs for a workload on a device, compiled, or why PyTorch does."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -66,16 +67,18 @@ class Decider:
         except NoKernelError as error:
             return Decision(str(error))
 
-    def wins(self, metas: Tensors, device: torch.device, parameters: Mapping[str, Number]) -> bool:
-        """Return whether a kernel wins in a compiled graph, for tensors without memory. Compiles nothing."""
+    def saves_us(self, metas: Tensors, device: torch.device, parameters: Mapping[str, Number]) -> float | None:
+        """Return the time that a kernel saves in a compiled graph, for tensors without memory. Compiles nothing.
+
+        Return None if no kernel wins.
+        """
         if device.type != self.machine.device_type or parameter_fault(parameters, self.op):
-            return False
+            return None
         try:
             question, _ = self._question(metas, device, parameters, COMPILED)
-            next(choices(self.entry, self._kernels, question))
+            return _saves_us(next(choices(self.entry, self._kernels, question)), question)
         except NoKernelError:
-            return False
-        return True
+            return None
 
     def _question(
         self, views: Tensors, device: torch.device, parameters: Mapping[str, Number], where: str
@@ -110,12 +113,11 @@ class Decider:
                 continue
             if not (ready := self._prepared(choice, workload, device)):
                 continue
-            times = choice.measured.times
             if where == EAGER and not tuned:
                 self._check_launch(ready, choice.measured, question, views)
             shapes = [(spec, self.op.shape(spec, workload)) for spec in self.op.outputs]
             outputs = tuple(found.unfolded(*pair) for pair in shapes) if found.leading is not None else None
-            saves_us = tuned.saves_us if tuned else times.eager_us - times.median_us
+            saves_us = tuned.saves_us if tuned else _saves_us(choice, question)
             reason = str(tuned) if tuned else _reason(choice.measured, question)
             return Decision(reason, choice.shipped.id, ready, self.op.sizes(workload), found.inputs, outputs, saves_us)
         raise AssertionError("`choices` must end with a NoKernelError")
@@ -194,6 +196,14 @@ class Decider:
     def fixed(self) -> tuple[str, ...]:
         """The parameters that are not free for some kernel. Only on these does a decision depend."""
         return tuple(name for name in self.op.parameters if not all(name in free for free in self._free.values()))
+
+
+def _saves_us(choice: Choice, question: Question) -> float:
+    """Return the time by which a kernel was faster than what runs instead of it; endless if it was asked for."""
+    if question.options.pinned(question.op):
+        return math.inf
+    times = choice.measured.times
+    return (times.baseline_us if question.compiled else times.eager_us) - times.median_us
 
 
 def _reason(measured: Measured, question: Question) -> str:

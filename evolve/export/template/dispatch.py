@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from evolve.export.template.calls import obstacle
 from evolve.export.template.deciding import CAPTURED, EAGER, Decider, Decision, by_pytorch, launched
 from evolve.export.template.folding import as_kernel_reads, takes_more_dims
-from evolve.export.template.forms import copying_us
+from evolve.export.template.forms import copied_bytes, copying_us
 from evolve.export.template.gradients import DIVIDE, Differentiable, Gradients, Step
 from evolve.export.template.launching import Gpus, Machine, Tensors
 from evolve.export.template.manifest import ExportedEntry
@@ -83,17 +83,17 @@ class Primitive:
         return self.machine.device_type
 
     def run(
-        self, views: Tensors, parameters: Mapping[str, Number], where: str = EAGER, after_us: float = 0.0
+        self, views: Tensors, parameters: Mapping[str, Number], where: str = EAGER, after_bytes: int = 0
     ) -> Tensors | None:
         """Return the op's outputs if a kernel wins for these inputs, whose leading dims may be unfolded; else None.
 
-        With `after_us`, it must save at least this time.
+        With `after_bytes`, it must save at least the time of copying them.
         """
-        decision = self.decision(views, parameters, where, after_us)
+        decision = self.decision(views, parameters, where, after_bytes)
         return self.launch(decision, views, parameters) if decision.ready else None
 
     def decision(
-        self, views: Tensors, parameters: Mapping[str, Number], where: str = EAGER, after_us: float = 0.0
+        self, views: Tensors, parameters: Mapping[str, Number], where: str = EAGER, after_bytes: int = 0
     ) -> Decision:
         """Return which kernel runs for these inputs, or why PyTorch does; copies of inputs count."""
         if reason := self._obstacle(views, parameters):
@@ -101,8 +101,7 @@ class Primitive:
         decision = self._decide(views, parameters, where)
         if not decision.ready:
             return decision
-        copies_us = [copying_us(x.numel(), x) for x in views if not x.is_contiguous()]
-        return TOO_LITTLE if decision.saves_us < after_us + sum(copies_us) else decision
+        return TOO_LITTLE if decision.saves_us < _copies_us(views, after_bytes) else decision
 
     def launch(self, decision: Decision, views: Tensors, parameters: Mapping[str, Number]) -> Tensors:
         """Run the decision's kernel, and return its outputs as the caller gets them."""
@@ -121,8 +120,8 @@ class Primitive:
         """Run PyTorch, as a user would without this package."""
         return by_pytorch(self.op, inputs, parameters)
 
-    def explain(self, views: Tensors, parameters: Mapping[str, Number], after_us: float = 0.0) -> Explanation:
-        decision = self.decision(views, parameters, EAGER, after_us)
+    def explain(self, views: Tensors, parameters: Mapping[str, Number], after_bytes: int = 0) -> Explanation:
+        decision = self.decision(views, parameters, EAGER, after_bytes)
         return Explanation(self.op.name, decision.kernel, decision.reason)
 
     def _obstacle(self, views: Tensors, parameters: Mapping[str, Number]) -> str:
@@ -168,15 +167,26 @@ class Primitive:
             LOG.debug("%s", Explanation(self.op.name, decision.kernel, decision.reason))
             return decision
 
-    def wins(self, metas: Tensors, device: torch.device, parameters: Mapping[str, Number]) -> bool:
-        """Return whether a kernel wins in a compiled graph, for tensors without memory. Compiles nothing."""
-        return self._decider.wins(metas, device, parameters)
+    def wins(
+        self, metas: Tensors, device: torch.device, parameters: Mapping[str, Number], after_bytes: int = 0
+    ) -> bool:
+        """Return whether a kernel wins in a compiled graph, for tensors without memory; copies count.
+
+        Compiles nothing.
+        """
+        saves_us = self._decider.saves_us(metas, device, parameters)
+        return saves_us is not None and saves_us >= _copies_us(metas, after_bytes)
 
     @cached_property
     def takes_more_dims(self) -> bool:
         """Whether leading dims may be folded into rows, found by trying."""
         with _disable_current_modes():
             return takes_more_dims(self.op)
+
+
+def _copies_us(views: Tensors, after_bytes: int) -> float:
+    """Return the time of what must be copied before a kernel reads its inputs, and after it."""
+    return sum(map(copying_us, [*map(copied_bytes, views), after_bytes]))
 
 
 def _together(function: Callable[[Tensors], Tensors], *tensors: torch.Tensor) -> Tensors:

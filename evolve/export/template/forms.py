@@ -25,7 +25,7 @@ class Call(NamedTuple):
     views: tuple[Tensor, ...]
     parameters: Mapping[str, Number]
     finish: Callable[[tuple[Tensor, ...]], Any]
-    after_us: float = 0.0  # time of what `finish` adds; the kernel must save more
+    after_bytes: int = 0  # of results that `finish` copies or adds to; the kernel must save more than that takes
     changes: bool = False  # whether `finish` changes tensors of the caller, such as running statistics
 
 
@@ -68,9 +68,14 @@ def back(out: Tensor, dim: int) -> Tensor:
     return out if dim in (-1, out.dim() - 1) else out.movedim(-1, dim)
 
 
-def copying_us(count: int, x: Tensor) -> float:
-    """Return the time that copying so many elements of a tensor's dtype takes."""
-    return CALL_US + 2 * count * x.dtype.itemsize / BYTES_PER_US
+def copying_us(nbytes: int) -> float:
+    """Return the time that copying so many bytes takes, or adding to them."""
+    return CALL_US + 2 * nbytes / BYTES_PER_US if nbytes else 0.0
+
+
+def copied_bytes(x: Tensor) -> int:
+    """Return how many bytes are copied before a kernel can read a tensor."""
+    return 0 if x.is_contiguous() else x.numel() * x.dtype.itemsize
 
 
 def contiguous(out: Tensor, dim: int) -> Tensor:
@@ -81,11 +86,6 @@ def contiguous(out: Tensor, dim: int) -> Tensor:
 def as_input(out: Tensor, x: Tensor) -> Tensor:
     """Return a result in memory as elementwise functions of PyTorch return it: in the order of the input's dims."""
     return out if out.stride() == x.stride() else torch.empty_like(x, dtype=out.dtype).copy_(out)
-
-
-def as_input_us(x: Tensor, read: Tensor) -> float:
-    """Return the time that `as_input` takes after a kernel that reads this view of the input."""
-    return 0.0 if read.is_contiguous() else copying_us(x.numel(), x)
 
 
 def as_sizes(value: int | Sequence[int], count: int) -> tuple[int, ...]:

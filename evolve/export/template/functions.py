@@ -107,7 +107,7 @@ class Function:
         is_slow = False
         for call in calls:
             if primitive := self.primitives.get(call.op):
-                decision = primitive.decision(call.views, call.parameters, after_us=call.after_us)
+                decision = primitive.decision(call.views, call.parameters, after_bytes=call.after_bytes)
                 if decision.ready:
                     outputs = primitive.launch(decision, call.views, call.parameters)
                     return Attempt(call.finish(outputs), call, decision, outputs)
@@ -166,9 +166,7 @@ class Function:
         calls = self._lowered(arguments, named) if registry else NOT_EXPORTED
         if registry and not isinstance(calls, str):
             for call in calls:
-                if call.after_us:  # the compiler makes what comes after a product a part of its own kernel
-                    continue
-                if self._defined(call.op) and registry.ask(call.op, call.views, call.parameters):
+                if self._defined(call.op) and registry.ask(call.op, call.views, call.parameters, call.after_bytes):
                     return call.finish(registry.run(call.op, call.views, call.parameters))
         return self.form.pytorch(*arguments, **named)
 
@@ -186,7 +184,7 @@ class Function:
             if call.op not in self.primitives:
                 reasons.append(f"{NOT_EXPORTED} ({call.op})" if call.op != self.form.name else NOT_EXPORTED)
                 continue
-            found = self.primitives[call.op].explain(call.views, call.parameters, call.after_us)
+            found = self.primitives[call.op].explain(call.views, call.parameters, call.after_bytes)
             if found.kernel:
                 return Explanation(self.form.name, found.kernel, found.reason)
             reasons.append(found.reason)

@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from evolve.export.template.forms import BYTES_PER_US, CALL_US, LOW, NOTHING, Call, Form, Lowered, first
-
-ADDITION_US = CALL_US  # of adding a bias, besides moving the result
+from evolve.export.template.forms import LOW, NOTHING, Call, Form, Lowered, first
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Lowered:
@@ -19,9 +17,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Lowered
     if bias is not None:
         if bias.dtype != input.dtype or bias.shape != weight.shape[:1] or bias.device != input.device:
             return "the bias does not fit"
-        outputs_bytes = input.numel() // max(1, input.shape[-1]) * weight.shape[0] * input.dtype.itemsize
-        after_us = ADDITION_US + 2 * outputs_bytes / BYTES_PER_US
-        return Call("skinny_gemm", (input, weight), {}, lambda outputs: outputs[0] + bias, after_us)
+        after_bytes = input.numel() // max(1, input.shape[-1]) * weight.shape[0] * input.dtype.itemsize
+        return Call("skinny_gemm", (input, weight), {}, lambda outputs: outputs[0] + bias, after_bytes)
     calls = [Call("skinny_gemm", (input, weight), {}, first)]
     # The product with a vector: the weight's rows are the matrix.
     return [Call("gemv", (weight, input), {}, first), *calls] if input.dim() == 1 else calls

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from evolve.export.template.forms import FLOAT32, NOTHING, Call, Form, Lowered, as_input, as_input_us, first
+from evolve.export.template.forms import FLOAT32, NOTHING, Call, Form, Lowered, as_input, copied_bytes, first
 
 NOT_AFFINE = "there is no weight or bias, which the kernels take"
 IMAGE = 4  # dims of a batch of images
@@ -135,7 +135,7 @@ def local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: flo
         (_as_image(input),),
         parameters,
         lambda outputs: as_input(outputs[0].view(input.shape), input),
-        as_input_us(input, input),
+        copied_bytes(input),
     )
 
 

@@ -14,10 +14,9 @@ from evolve.export.template.forms import (
     Form,
     Lowered,
     as_input,
-    as_input_us,
     back,
     contiguous,
-    copying_us,
+    copied_bytes,
     first,
     last,
 )
@@ -42,13 +41,13 @@ def _mapped(op: str, input: Tensor, dim: int | None, dtype: torch.dtype | None) 
 
 def _along(op: str, x: Tensor, dim: int) -> Call:
     """Return the call of an op on rows along a dim, whose result is contiguous as PyTorch's."""
-    after_us = _moving_us(x, dim, x.numel())
-    return Call(op, (last(x, dim),), {}, lambda outputs: contiguous(outputs[0], dim), after_us)
+    moved = _moved_bytes(x, dim, x.numel())
+    return Call(op, (last(x, dim),), {}, lambda outputs: contiguous(outputs[0], dim), moved)
 
 
-def _moving_us(x: Tensor, dim: int, count: int) -> float:
-    """Return the time of moving the last dim of a result of so many elements back to where the input has it."""
-    return 0.0 if dim in {-1, x.dim() - 1} or x.numel() == x.shape[dim] else copying_us(count, x)
+def _moved_bytes(x: Tensor, dim: int, count: int) -> int:
+    """Return the bytes of a result of so many elements, if its last dim is moved back to where the input has it."""
+    return 0 if dim in {-1, x.dim() - 1} or x.numel() == x.shape[dim] else count * x.dtype.itemsize
 
 
 def softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Lowered:
@@ -129,7 +128,7 @@ def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, o
     if not input.dim():
         return SCALAR
     view = last(input, dim)
-    return Call("l2_normalize", (view,), {}, lambda o: as_input(back(o[0], dim), input), as_input_us(input, view))
+    return Call("l2_normalize", (view,), {}, lambda o: as_input(back(o[0], dim), input), copied_bytes(view))
 
 
 def max(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Lowered:
@@ -159,10 +158,8 @@ def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: boo
     if not input.dim():
         return SCALAR
     kind = torch.return_types.topk
-    after_us = _moving_us(input, dim, WITH_POSITIONS * k * input.numel() // (input.shape[dim] or 1))
-    return Call(
-        "topk", (last(input, dim),), {"k": k}, lambda o: _pair(kind, *(contiguous(x, dim) for x in o)), after_us
-    )
+    moved = _moved_bytes(input, dim, WITH_POSITIONS * k * input.numel() // (input.shape[dim] or 1))
+    return Call("topk", (last(input, dim),), {"k": k}, lambda o: _pair(kind, *(contiguous(x, dim) for x in o)), moved)
 
 
 def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Lowered:
@@ -178,7 +175,7 @@ def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = 
         (view,),
         {},
         lambda o: _pair(kind, *(as_input(back(x, dim), input) for x in o)),
-        WITH_POSITIONS * as_input_us(input, view),
+        WITH_POSITIONS * copied_bytes(view),
     )
 
 
@@ -189,8 +186,8 @@ def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False)
     x, at = last(input, dim), last(index, dim)
     if x.shape[:-1] != at.shape[:-1]:
         return "the index is smaller than the input in other dims"
-    after_us = _moving_us(index, dim, index.numel())
-    return Call("gather", (x, at), {}, lambda outputs: contiguous(outputs[0], dim), after_us)
+    moved = _moved_bytes(input, dim, index.numel())
+    return Call("gather", (x, at), {}, lambda outputs: contiguous(outputs[0], dim), moved)
 
 
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Lowered:

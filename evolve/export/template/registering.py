@@ -45,11 +45,16 @@ class Registry:
                 self._define(name)
         return True
 
-    def ask(self, call_op: str, views: Sequence[Tensor], parameters: Mapping[str, Number]) -> bool:
-        """Return whether a kernel wins here. In a graph this adds no guard on sizes."""
+    def ask(
+        self, call_op: str, views: Sequence[Tensor], parameters: Mapping[str, Number], after_bytes: int = 0
+    ) -> bool:
+        """Return whether a kernel wins here, after which so many bytes are copied.
+
+        In a graph this adds no guard on sizes.
+        """
         integers = [value for value in parameters.values() if not isinstance(value, float)]
         floats = [value for value in parameters.values() if isinstance(value, float)]
-        flag = getattr(getattr(torch.ops, self.namespace), ASKS)(list(views), call_op, integers, floats)
+        flag = getattr(getattr(torch.ops, self.namespace), ASKS)(list(views), call_op, integers, floats, after_bytes)
         return bool(flag.shape[0])
 
     def run(self, name: str, views: Sequence[Tensor], parameters: Mapping[str, Number]) -> Tensors:
@@ -81,7 +86,8 @@ class Registry:
     def _define(self, name: str) -> None:
         if self._library is None:
             self._library = Library(self.namespace, "FRAGMENT")
-            self._library.define(f"{ASKS}(Tensor[] views, str op, SymInt[] integers, float[] floats) -> Tensor")
+            given = "Tensor[] views, str op, SymInt[] integers, float[] floats, SymInt after_bytes"
+            self._library.define(f"{ASKS}({given}) -> Tensor")
             self._library.impl(ASKS, self._flag, "CompositeExplicitAutograd")
             torch.library.register_fake(f"{self.namespace}::{ASKS}", self._flag, lib=self._library)
         if name in self._defined:
@@ -101,21 +107,25 @@ class Registry:
             setup, backward = _autograd_of(gradients)
             register_autograd(qualified, backward, setup_context=setup, lib=library)
 
-    def _flag(self, views: list[Tensor], op: str, integers: Sequence[Any], floats: Sequence[float]) -> Tensor:
+    def _flag(
+        self, views: list[Tensor], op: str, integers: Sequence[Any], floats: Sequence[float], after_bytes: Any
+    ) -> Tensor:
         """Return one element if a kernel wins, none otherwise."""
-        wins = self.wins(op, tuple(views), _named(self._primitives[op].op, integers, floats))
+        wins = self.wins(op, tuple(views), _named(self._primitives[op].op, integers, floats), after_bytes)
         return views[0].new_empty(int(wins), dtype=torch.bool)
 
-    def wins(self, name: str, views: Tensors, parameters: Mapping[str, Any]) -> bool:
+    def wins(self, name: str, views: Tensors, parameters: Mapping[str, Any], after_bytes: Any = 0) -> bool:
         """Return whether a kernel wins for tensors that may have no memory, and symbolic sizes."""
-        shapes = [_hints(x.shape) for x in views]
+        layouts = [(_hints(x.shape), _hints(x.stride())) for x in views]
+        copied = _hint(after_bytes)
         hints = {name: value if isinstance(value, float) else _hint(value) for name, value in parameters.items()}
         values = {name: value for name, value in hints.items() if value is not None}
-        if any(shape is None for shape in shapes) or len(values) < len(hints):
+        if any(None in layout for layout in layouts) or copied is None or len(values) < len(hints):
             return False
         with _disable_current_modes(), torch.no_grad():
             metas = tuple(
-                torch.empty(shape or (), dtype=x.dtype, device="meta") for shape, x in zip(shapes, views, strict=True)
+                torch.empty_strided(shape or (), stride or (), dtype=x.dtype, device="meta")
+                for (shape, stride), x in zip(layouts, views, strict=True)
             )
         learning = frozenset(
             spec.name
@@ -125,7 +135,7 @@ class Registry:
         if self._primitives[name].gradients.missing(learning):
             return False
         with _disable_current_modes(), torch.no_grad():
-            return self._primitives[name].wins(metas, views[0].device, values)
+            return self._primitives[name].wins(metas, views[0].device, values, copied)
 
     def _traced(self, step: Step) -> Callable[[Tensors, Mapping[str, Number]], Tensors]:
         """Return the step of a backward in a graph: the opaque op where it wins, or else PyTorch."""
