@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from archive import rows
@@ -18,6 +19,8 @@ from archive.summaries import (
     BriefEvaluation,
     BriefProposal,
     EvaluationSummary,
+    Judged,
+    KernelId,
     KernelSummary,
     Origin,
     ProposalSummary,
@@ -159,6 +162,7 @@ SOURCES: dict[type, Source] = {
         _by("op", "outline", ids=ID_IN, prefix=ID_PREFIX, after="number > ?", oldest=""),
         _each(rows.kernel_summary_in),
     ),
+    KernelId: Source("SELECT id FROM kernel_summaries", "ORDER BY number", _by("op"), _plain(KernelId)),
     Proposal: Source(
         """SELECT p.id, p.op, operator, proposer, parents, run, reply, failure, created, call, kernel_id, k.text,
                   prompt_tokens, completion_tokens, seconds, cached_tokens, reasoning_tokens, usd
@@ -174,23 +178,27 @@ SOURCES: dict[type, Source] = {
            FROM proposals p""",
         "ORDER BY created, p.rowid",
         _by("op", "run", "proposer", ids=ID_IN, prefix=ID_PREFIX, kernels=f"kernel_id {GIVEN}", parents=OF_PARENTS,
-            after="p.rowid > ?"),
+            after="p.rowid > ?", since="created >= ?"),
         _each(rows.proposal_summary),
     ),
     Origin: Source(
         "SELECT kernel_id, parents FROM proposals p", "ORDER BY created, p.rowid", _by("op"), _plain(Origin),
     ),
     BriefProposal: Source(
-        "SELECT kernel_id, run, created, prompt_tokens + completion_tokens, usd, seconds FROM proposals p",
-        "ORDER BY created, p.rowid",
+        "SELECT kernel_id, run, created, prompt_tokens + completion_tokens, usd, seconds, p.rowid FROM proposals p",
+        "ORDER BY created",  # as in the index, so that nothing is left to sort but equal times
         _by("run", op=IN_ORDER),
-        _plain(BriefProposal),
+        lambda connection, found: sorted(_plain(BriefProposal)(connection, found), key=itemgetter(2, 6)),
     ),
     BriefEvaluation: Source(
         "SELECT kernel_id, created, seconds, outcome = 'passed', speedup, run FROM evaluation_summaries",
         "ORDER BY created, number",
         _by("device", op=IN_ORDER),
         _plain(BriefEvaluation),
+    ),
+    Judged: Source(
+        "SELECT kernel_id, created FROM evaluation_summaries", "ORDER BY created, number",
+        _by("device", op=IN_ORDER), _plain(Judged),
     ),
     AskedQuestion: Source(
         """SELECT q.proposal_id, q.op, q.model, q.endpoint, q.parameters, q.messages

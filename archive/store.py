@@ -12,6 +12,8 @@ from archive.summaries import (
     BriefEvaluation,
     BriefProposal,
     EvaluationSummary,
+    Judged,
+    KernelId,
     KernelSummary,
     Origin,
     ProposalSummary,
@@ -21,8 +23,9 @@ from archive.summaries import (
 
 Record = Kernel | Proposal | AskedQuestion | Evaluation | Merged | Profile | Standard | Run | Leg
 R = TypeVar(
-    "R", Kernel, KernelSummary, Proposal, ProposalSummary, BriefProposal, AskedQuestion, Evaluation, EvaluationSummary,
-    Origin, Skips, BriefEvaluation, RankedTimes, DeviceInfo, Merged, Profile, Standard, Run, Leg,
+    "R", Kernel, KernelSummary, KernelId, Proposal, ProposalSummary, BriefProposal, AskedQuestion, Evaluation,
+    EvaluationSummary, Origin, Skips, BriefEvaluation, Judged, RankedTimes, DeviceInfo, Merged, Profile, Standard, Run,
+    Leg,
 )  # fmt: skip
 
 
@@ -44,6 +47,7 @@ class Filters(TypedDict, total=False):
     in_force: bool  # whether it is the latest evaluation of its kernel on its device
     confirmed: bool
     proposer: str
+    since: float  # seconds since 1970; only what was proposed from then on
     shipped: bool  # whether the verdict ships with the package
     measured: bool  # whether it has times
     newest_timed: Literal[True]  # with `op` and `device`: only the newest with times on the same set of workloads

@@ -112,6 +112,19 @@ class Skips(NamedTuple):
     workloads: tuple[str, ...]
 
 
+class KernelId(NamedTuple):
+    """The id of a kernel."""
+
+    id: str
+
+
+class Judged(NamedTuple):
+    """The kernel and the time of an evaluation."""
+
+    kernel_id: str
+    created: float
+
+
 class BriefProposal(NamedTuple):
     """A proposal's cost, time and run, which is all that a budget needs."""
 
@@ -121,6 +134,7 @@ class BriefProposal(NamedTuple):
     tokens: int
     usd: float
     seconds: float  # how long the model took
+    number: int = 0  # its position in the order in which proposals were added
 
 
 class BriefEvaluation(NamedTuple):

@@ -3,17 +3,23 @@
 import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
+from typing import TypeVar
 
 from archive.proposals import Budget, Cost, Leg, Run
 from archive.store import Store
 from archive.summaries import BriefEvaluation, BriefProposal
 from evolve.selection.population import Champion
 
+B = TypeVar("B", BriefProposal, BriefEvaluation)
 IDLE_SECONDS = 900.0  # a leg without a recorded end counts as ended after this long without activity
+# Fields of brief records. An op may have tens of thousands, and functions written in C read these twice as fast.
+KERNEL_ID, RUN_OF_PROPOSAL, RUN_OF_VERDICT = itemgetter(0), itemgetter(1), itemgetter(5)
 
 
 class Ended(StrEnum):
@@ -65,33 +71,28 @@ class History:
     @cached_property
     def judged(self) -> dict[str, BriefEvaluation]:
         """The first verdict on each kernel, by kernel id. Later verdicts are confirmations."""
-        return {evaluation.kernel_id: evaluation for evaluation in reversed(self.evaluations)}
+        backwards = self.evaluations[::-1]
+        return dict(zip(map(KERNEL_ID, backwards), backwards, strict=True))
 
     @cached_property
     def of_run(self) -> Mapping[str, Sequence[BriefProposal]]:
         """The proposals of each run, by run id."""
-        found = defaultdict[str, list[BriefProposal]](list)
-        for proposal in self.proposals:
-            found[proposal.run].append(proposal)
-        return found
+        return _grouped(self.proposals, RUN_OF_PROPOSAL)
 
     @cached_property
     def named(self) -> Mapping[str, Sequence[BriefEvaluation]]:
         """The first verdicts on kernels, by the run that made them; those of earlier versions do not name it."""
-        found = defaultdict[str, list[BriefEvaluation]](list)
-        for verdict in self.judged.values():
-            found[verdict.run].append(verdict)
-        return found
+        return _grouped(self.judged.values(), RUN_OF_VERDICT)
+
+    @cached_property
+    def unnamed(self) -> Sequence[BriefEvaluation]:
+        """The first verdicts on kernels that name no run, oldest first."""
+        return sorted(self.named.get("", ()), key=_created)
 
     @cached_property
     def in_force(self) -> dict[str, BriefEvaluation]:
         """The latest verdict on each kernel, by kernel id."""
-        return {evaluation.kernel_id: evaluation for evaluation in self.evaluations}
-
-    def began_between(self, start: float, end: float) -> Sequence[BriefEvaluation]:
-        """Return the evaluations that began between these two times, inclusive."""
-        first = bisect_left(self.evaluations, start, key=_created)
-        return self.evaluations[first : bisect_right(self.evaluations, end, key=_created)]
+        return dict(zip(map(KERNEL_ID, self.evaluations), self.evaluations, strict=True))
 
     def is_of_another(self, verdict: BriefEvaluation, run: str, leg: Leg) -> bool:
         """Return whether another, concurrent run made the verdict.
@@ -101,17 +102,16 @@ class History:
         """
         if verdict.run:
             return verdict.run != run
-        proposals = self._of_kernel.get(verdict.kernel_id, ())
+        proposals = self._of_unnamed.get(verdict.kernel_id, ())
         if any(not proposal.run or proposal.created < leg.started for proposal in proposals):
             return False
         return any(proposal.run != run for proposal in proposals)
 
     @cached_property
-    def _of_kernel(self) -> Mapping[str, Sequence[BriefProposal]]:
-        found = defaultdict[str, list[BriefProposal]](list)
-        for proposal in self.proposals:
-            found[proposal.kernel_id].append(proposal)
-        return found
+    def _of_unnamed(self) -> Mapping[str, Sequence[BriefProposal]]:
+        """The proposals of each kernel with a verdict that names no run, by kernel id."""
+        unnamed = {verdict.kernel_id for verdict in self.evaluations if not verdict.run}
+        return _grouped((one for one in self.proposals if one.kernel_id in unnamed), KERNEL_ID)
 
 
 def history(store: Store, op: str, device_key: str, elsewhere: History | None = None) -> History:
@@ -122,6 +122,14 @@ def history(store: Store, op: str, device_key: str, elsewhere: History | None = 
         elsewhere.proposals if elsewhere else store.find(BriefProposal, op),
         store.find(BriefEvaluation, op, device=device_key),
     )
+
+
+def _grouped(records: Iterable[B], key: Callable[[B], str]) -> Mapping[str, Sequence[B]]:
+    """Return the records by a key that neighbours often share, each sequence in the order given."""
+    found = defaultdict[str, list[B]](list)
+    for value, some in groupby(records, key):
+        found[value].extend(some)
+    return found
 
 
 def paid(cost: Cost) -> Spent:
@@ -144,29 +152,40 @@ def steps(run: str, past: History) -> list[Spending]:
 
 def spent(run: str, past: History) -> Spent:
     """Return what a run has spent. The time of a leg that was killed ends with its last record."""
-    evals, tokens, usd = 0, 0, 0.0
-    for _, _, more_evals, more_tokens, more_usd in _steps(run, past):
-        evals, tokens, usd = evals + more_evals, tokens + more_tokens, usd + more_usd
-    return Spent(evals, tokens, usd, sum(end - leg.started for leg, end in _stretches(run, past)))
+    proposals = past.of_run.get(run, ())
+    evals = sum([evals for *_, evals in _counted(run, past)]) + sum(1 for _ in _not_proposed(run, past))
+    seconds = sum(end - leg.started for leg, end in _stretches(run, past))
+    return Spent(evals, sum([one.tokens for one in proposals]), sum([one.usd for one in proposals]), seconds)
 
 
 def _steps(run: str, past: History) -> Iterator[tuple[float, str, int, int, float]]:
     """Yield the time, the id of the judged kernel, and the evaluations, tokens and dollars of each step."""
-    known = set[str]()
+    for proposal, first, known, evals in _counted(run, past):
+        if first and not known:  # its evaluation counts once it is made
+            yield proposal.created, "", 0, proposal.tokens, proposal.usd
+            yield given(first), first.kernel_id, evals, 0, 0.0
+        else:
+            yield proposal.created, first.kernel_id if first else "", evals, proposal.tokens, proposal.usd
+    for verdict in _not_proposed(run, past):
+        yield given(verdict), "", 1, 0, 0.0
+
+
+def _counted(run: str, past: History) -> Iterator[tuple[BriefProposal, BriefEvaluation | None, bool, int]]:
+    """Yield each proposal of a run, the first verdict on its kernel, whether the kernel was known, and evaluations.
+
+    A kernel that was known before counts as an evaluation, one that another run judged does not.
+    """
+    judged, own, mine = past.judged, set[str](), {"", run}
     for proposal in past.of_run.get(run, ()):
         kernel_id = proposal.kernel_id
-        first = past.judged.get(kernel_id)
-        before = first is not None and first.created + first.seconds < proposal.created
-        if kernel_id and kernel_id not in known and not before:
-            yield proposal.created, "", 0, proposal.tokens, proposal.usd  # its evaluation counts once it is made
-            if first:
-                yield given(first), kernel_id, int(first.run in ("", run)), 0, 0.0
+        first = judged.get(kernel_id)
+        if not kernel_id:
+            yield proposal, None, True, 0
+        elif kernel_id in own or (first and first.created + first.seconds < proposal.created):
+            yield proposal, first, True, 1
         else:
-            known_before = int(bool(kernel_id))  # requests that gave no kernel count as no evaluation
-            yield proposal.created, kernel_id if first else "", known_before, proposal.tokens, proposal.usd
-        known.add(kernel_id)
-    for verdict in _not_proposed(run, past, known):
-        yield given(verdict), "", 1, 0, 0.0
+            own.add(kernel_id)
+            yield proposal, first, False, 1 if first and first.run in mine else 0
 
 
 def left(budget: Budget, gone: Spent) -> Budget:
@@ -196,17 +215,23 @@ def _limits(budget: Budget) -> dict[str, float]:
     return {name: limit for name, limit in limits.items() if limit is not None}
 
 
+def _began_between(verdicts: Sequence[BriefEvaluation], start: float, end: float) -> Sequence[BriefEvaluation]:
+    """Return those of these verdicts, oldest first, that began between two times, inclusive."""
+    first = bisect_left(verdicts, start, key=_created)
+    return verdicts[first : bisect_right(verdicts, end, key=_created)]
+
+
 def _created(record: BriefEvaluation) -> float:
     return record.created
 
 
-def _not_proposed(run: str, past: History, own: set[str]) -> Iterator[BriefEvaluation]:
+def _not_proposed(run: str, past: History) -> Iterator[BriefEvaluation]:
     """Yield this run's verdicts on kernels that it did not propose: shipped kernels, and those of other runs."""
+    own = set(map(KERNEL_ID, past.of_run.get(run, ())))
     yield from (verdict for verdict in past.named.get(run, ()) if verdict.kernel_id not in own)
-    for leg, end in _stretches(run, past) if "" in past.named else ():
-        for verdict in past.began_between(leg.started, min(end, _next(leg, past.legs))):
-            unnamed_first = not verdict.run and past.judged[verdict.kernel_id] is verdict
-            if unnamed_first and verdict.kernel_id not in own and not past.is_of_another(verdict, run, leg):
+    for leg, end in _stretches(run, past) if past.unnamed else ():
+        for verdict in _began_between(past.unnamed, leg.started, min(end, _next(leg, past.legs))):
+            if verdict.kernel_id not in own and not past.is_of_another(verdict, run, leg):
                 yield verdict
 
 
@@ -233,7 +258,7 @@ def _activity(run: str, leg: Leg, past: History) -> Iterator[tuple[float, float]
     for proposal in mine:
         if proposal.created >= leg.started:
             yield proposal.created - proposal.seconds, proposal.created
-    for verdict in past.began_between(leg.started, math.inf):
+    for verdict in _began_between(past.evaluations, leg.started, math.inf):
         ours = verdict.run == run or (not verdict.run and verdict.kernel_id in own)
         if ours or (verdict.created < over and not past.is_of_another(verdict, run, leg)):
             yield verdict.created, given(verdict)

@@ -1,5 +1,7 @@
 """Tests of budgets: what a run has spent is computed from its records alone, however the run ended."""
 
+import random
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -150,3 +152,54 @@ def test_evaluations_after_the_end_of_a_run_do_not_count_for_it() -> None:
     told = proposed(2, 12.0, run="")
     past = history(Leg("run", 0.0, 10.0), proposed(1, 1.0), judged(1, 2.0), told, judged(2, 13.0))
     assert spent("run", past) == Spent(1, seconds=10.0)
+
+
+def plain_evals(run: str, past: History) -> int:
+    """Return the evaluations of a run as the rules say them, looking through all records for each."""
+    firsts = {one.kernel_id: one for one in reversed(past.evaluations)}
+    own = [one for one in past.proposals if one.run == run]
+    evals = 0
+    for place, offer in enumerate(own):
+        first = firsts.get(offer.kernel_id)
+        repeated = any(other.kernel_id == offer.kernel_id for other in own[:place])
+        if offer.kernel_id and (repeated or (first and first.created + first.seconds < offer.created)):
+            evals += 1
+        elif offer.kernel_id and first:
+            evals += first.run in {"", run}
+    for first in firsts.values():
+        if all(offer.kernel_id != first.kernel_id for offer in own):
+            evals += first.run == run if first.run else sum(unnamed_counts(run, past, first.kernel_id, first.created))
+    return evals
+
+
+def unnamed_counts(run: str, past: History, kernel_id: str, created: float) -> Iterator[bool]:
+    """Yield for each leg of a run whether a verdict without the name of a run falls into it and is not another's."""
+    offers = [one for one in past.proposals if one.kernel_id == kernel_id]
+    for leg in past.legs:
+        if leg.run == run:
+            over = min([leg.ended, *(other.started for other in past.legs if other.started > leg.started)])
+            free = not offers or any(not one.run or one.created < leg.started for one in offers)
+            yield leg.started <= created <= over and free
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_runs_of_a_random_archive_have_spent_follows_from_the_rules(seed: int) -> None:
+    rng, names = random.Random(seed), ("one", "two", "three")
+    legs = [Leg(rng.choice(names), start, start + rng.uniform(5, 30)) for start in (0.0, 20.0, 40.0, 60.0)]
+    offers = [
+        proposed(rng.randrange(12), rng.uniform(0, 90), rng.choice((*names, "")), rng.randrange(99), rng.random())
+        for _ in range(30)
+    ]
+    replies = [replace(failed_reply(), run=rng.choice(names), created=rng.uniform(0, 90)) for _ in range(3)]
+    verdicts = [
+        replace(judged(rng.randrange(14), rng.uniform(0, 90), rng.uniform(0, 9)), run=rng.choice((*names, "", "")))
+        for _ in range(25)
+    ]
+    past = history(*legs, *sorted([*offers, *replies], key=lambda one: one.created),
+                   *sorted(verdicts, key=lambda one: one.created))  # fmt: skip
+    for name in names:
+        own = [one for one in past.proposals if one.run == name]
+        gone, tokens, usd = spent(name, past), sum(one.tokens for one in own), sum(one.usd for one in own)
+        assert (gone.evals, gone.tokens, gone.usd) == (plain_evals(name, past), tokens, pytest.approx(usd))
+        assert gone.seconds == pytest.approx(sum(leg.ended - leg.started for leg in legs if leg.run == name))
+        assert sum(step.spent.evals for step in steps(name, past)) == gone.evals

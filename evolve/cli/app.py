@@ -1,6 +1,7 @@
 """Entry point: runs a command and turns errors, signals and a closed output into messages and exit codes."""
 
 import contextlib
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -28,7 +29,10 @@ def _run(arguments: Sequence[str] | None) -> int:
         from evolve.cli.commands import application  # imported here, because Ctrl-C may come while modules load
 
         given = sys.argv[1:] if arguments is None else arguments
-        application(given)(given, prog_name="evolve")
+        app = application(given)
+        if arguments is None:  # the process ends with this command
+            gc.freeze()  # modules are never garbage, so collections need not look through them
+        app(given, prog_name="evolve")
         sys.stdout.flush()
     except SystemExit as ended:
         return _exit_code(ended)

@@ -1,7 +1,7 @@
 """`evolve runs` and `evolve compare`: what runs cost, and how good their kernels are."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
@@ -9,9 +9,9 @@ import typer
 from rich.table import Table
 
 from archive.proposals import Run
-from archive.records import DeviceInfo, Evaluation
+from archive.records import kind_in
 from archive.store import Store, uncollected
-from archive.summaries import ProposalSummary, RankedTimes
+from archive.summaries import BriefProposal, ProposalSummary, RankedTimes
 from evolve import budget, wiring
 from evolve.budget import History, Spent
 from evolve.cli import lookup, options
@@ -28,8 +28,8 @@ from evolve.cli.options import (
 )
 from evolve.errors import UserError
 from evolve.report import runs as report
-from evolve.report.basis import basis_of, known_basis
-from evolve.report.best_so_far import largest_ratios, sparkline
+from evolve.report.basis import first_kernel, known_basis
+from evolve.report.best_so_far import largest_ratio, sparkline
 from evolve.report.failures import failed_requests, failures_line
 from evolve.report.output import EVERYTHING, csv_of
 from evolve.report.progress import dollars
@@ -133,7 +133,7 @@ def _remarks(listed: Sequence[RunSummary], elsewhere: Sequence[str]) -> Iterator
         yield REPLAYED
     if any(line.spent.evals and line.best is None for line in listed):
         yield NOTHING_OWN
-    if any(line.best and not known_basis(_kind(line.run)).is_pytorch for line in listed):
+    if any(line.best and not known_basis(kind_in(line.run.device)).is_pytorch for line in listed):
         yield OVER_FIRST_KERNEL
     for campaign, others in Counter(elsewhere).items():
         yield f"campaign {campaign} has spent nothing on {counted(others, 'other op')}"
@@ -165,7 +165,7 @@ def _table(lines: Sequence[RunSummary], width: int, *, unicode: bool) -> Table:
         table.add_row(
             fitted(run.id, "bold"),
             fitted(run.op),
-            *[fitted(run.device, "yellow" if times_label(_kind(run)) else "") for _ in device],
+            *[fitted(run.device, "yellow" if times_label(kind_in(run.device)) else "") for _ in device],
             when(run.created, width),
             fitted(f"replay, {run.proposer}" if options.recorded(run).replay else run.proposer),
             fitted(run.strategy),
@@ -181,41 +181,49 @@ def _table(lines: Sequence[RunSummary], width: int, *, unicode: bool) -> Table:
 
 
 def _lines(store: Store, op: str) -> list[RunSummary]:
-    pasts = defaultdict[str, dict[str, History]](dict)  # by op and device
-    ratios: dict[tuple[str, str], Mapping[str, float]] = {}
-    lines = []
-    for run in store.find(Run, op):
-        of_op = pasts[run.op]
-        if run.device not in of_op:
-            of_op[run.device] = budget.history(store, run.op, run.device, next(iter(of_op.values()), None))
-        past = of_op[run.device]
-        own = {proposal.kernel_id for proposal in past.of_run.get(run.id, ())}
-        verdicts = [past.in_force[kernel_id] for kernel_id in own if kernel_id in past.in_force]
-        best = max((verdict.speedup for verdict in verdicts if verdict.passed), default=0.0)
-        if not known_basis(_kind(run)).is_pytorch:
-            if (run.op, run.device) not in ratios:
-                ratios[run.op, run.device] = _over_first(store, run)
-            best = max((ratios[run.op, run.device].get(kernel_id, 0.0) for kernel_id in own), default=0.0)
-        lines.append(RunSummary(run, budget.spent(run.id, past), best or None, tuple(_curve(run, past))))
-    return lines
+    """Return a line per run, oldest first. The records of one op on one device are in memory at a time."""
+    found = store.find(Run, op)
+    alike = defaultdict[str, dict[str, list[Run]]](lambda: defaultdict(list))  # by op, then by device
+    for run in found:
+        alike[run.op][run.device].append(run)
+    lines = dict[str, RunSummary]()
+    for name, of_op in alike.items():
+        past: History | None = None
+        for device, of_device in of_op.items():
+            past = budget.history(store, name, device, past)
+            lines |= {line.run.id: line for line in _lines_on(store, of_device, past)}
+    return [lines[run.id] for run in found]
+
+
+def _lines_on(store: Store, found: Sequence[Run], past: History) -> Iterator[RunSummary]:
+    """Yield a line for each of these runs of one op on one device."""
+    on_gpu = known_basis(kind_in(found[0].device)).is_pytorch
+    largest = None if on_gpu else _over_first(store, found[0])
+    for run in found:
+        curve = tuple(_curve(run, past)) if on_gpu else ()
+        best = largest(past.of_run.get(run.id, ())) if largest else curve[-1][1] if curve else 0.0
+        yield RunSummary(run, budget.spent(run.id, past), best or None, curve)
 
 
 def _curve(run: Run, past: History) -> Iterator[tuple[float, float]]:
-    """Yield the best speedup so far after each of the run's kernels; nothing without GPU times."""
-    best = 0.0
-    for number, proposal in enumerate(past.of_run.get(run.id, ()) if known_basis(_kind(run)).is_pytorch else (), 1):
-        verdict = past.in_force.get(proposal.kernel_id)
+    """Yield the best speedup so far after the run's first and last kernel that passed, and whenever it rose."""
+    best, last, in_force = 0.0, 0, past.in_force
+    for number, proposal in enumerate(past.of_run.get(run.id, ()), 1):
+        verdict = in_force.get(proposal.kernel_id)
         if verdict and verdict.passed:
-            best = verdict.speedup if verdict.speedup > best else best  # `max` takes longer, and runs have thousands
-            yield float(number), best
+            if verdict.speedup > best or not last:
+                best = verdict.speedup
+                yield float(number), best
+            last = number
+    if last:
+        yield float(last), best
 
 
-def _over_first(store: Store, run: Run) -> Mapping[str, float]:
-    """Return the largest ratio of the first kernel's times to those of each kernel that passed on the run's device."""
-    info = next((one for one in store.find(DeviceInfo, run.op) if one.key == run.device), None)
+def _over_first(store: Store, run: Run) -> Callable[[Iterable[BriefProposal]], float]:
+    """Return what finds the largest ratio of the first kernel's times to those of proposed kernels on the device."""
     ranked = store.find(RankedTimes, run.op, device=run.device)
-    basis = basis_of(store, run.op, info, ranked) if info else known_basis(_kind(run))
-    return largest_ratios(ranked, basis)
+    basis, of_kernel = first_kernel(store, run.op, ranked), {one.kernel_id: one for one in ranked}
+    return lambda own: largest_ratio([of_kernel[one.kernel_id] for one in own if one.kernel_id in of_kernel], basis)
 
 
 def _facts(line: RunSummary) -> dict[str, object]:
@@ -227,7 +235,7 @@ def _facts(line: RunSummary) -> dict[str, object]:
         **{name: getattr(run, name) for name in ("op", "device", "created", "proposer", "strategy", "seed")},
         "budget": asdict(run.budget),
         "spent": asdict(line.spent),
-        "best_speedup": line.best if known_basis(_kind(run)).is_pytorch else None,
+        "best_speedup": line.best if known_basis(kind_in(run.device)).is_pytorch else None,
     }
 
 
@@ -243,13 +251,13 @@ def compare(
     store = wiring.archive(archive, read_only=True)
     found = list({run.id: run for run in (lookup.one(store, requested) for requested in runs)}.values())
     _check(found)
-    trajectories = _trajectories(found, store)
+    trajectories = report.trajectories(store, found)
     if as_json:
         print_json(_comparison_facts(trajectories))
         return
     output = console()
     output.print(f"{found[0].op} on {found[0].device.partition(' ')[2]}", style="bold")
-    for part in comparison(trajectories, output, times_note(_kind(found[0]))):
+    for part in comparison(trajectories, output, times_note(kind_in(found[0].device))):
         output.print(part)
 
 
@@ -263,19 +271,6 @@ def _check(found: Sequence[Run]) -> None:
                 f"these runs are of different {what}: {named}",
                 "compare runs of one op on one device; see `evolve runs`",
             )
-
-
-def _trajectories(found: Sequence[Run], store: Store) -> list[Trajectory]:
-    past = budget.history(store, found[0].op, found[0].device)
-    verdicts = [one for one in store.find(Evaluation, found[0].op) if one.device.key == found[0].device]
-    info = next((one.device for one in verdicts), None)
-    basis = basis_of(store, found[0].op, info) if info else known_basis(_kind(found[0]))
-    return [report.trajectory(run, past, verdicts, basis) for run in found]
-
-
-def _kind(run: Run) -> str:
-    """Return the kind of the run's device, which is the first word of the device's key."""
-    return run.device.partition(" ")[0]
 
 
 def _comparison_facts(trajectories: Sequence[Trajectory]) -> dict[str, object]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from archive.proposals import Run
 from archive.records import DeviceInfo, Outcome
 from archive.store import Store
-from archive.summaries import BriefEvaluation, BriefProposal, EvaluationSummary
+from archive.summaries import BriefProposal, EvaluationSummary, Judged
 from evolve.devices.choose import policy_of
 from evolve.errors import kind_of
 from evolve.pages.lineage import Family, absent, family_of
@@ -65,7 +65,7 @@ def op_page(store: Store, op: str, device: str = "") -> OpPage | None:
     if info is None:
         return None
     now = standing(store, op, info)
-    evaluations = store.find(BriefEvaluation, op, device=info.key)
+    verdicts = store.find(Judged, op, device=info.key)
     proposals = store.find(BriefProposal, op)
     runs = [run for run in store.find(Run, op) if run.device == info.key]
     family = family_of(store, now)
@@ -73,9 +73,9 @@ def op_page(store: Store, op: str, device: str = "") -> OpPage | None:
         standing=now,
         main=info is main,
         devices=tuple(found),
-        moments=tuple(moments(now.ranked, evaluations, proposals, now.basis, DOTS_DRAWN)),
+        moments=tuple(moments(now.ranked, verdicts, proposals, now.basis, DOTS_DRAWN)),
         spent=(
-            float(len(evaluations)), float(sum(one.tokens for one in proposals)), sum(one.usd for one in proposals)
+            float(len(verdicts)), float(sum(one.tokens for one in proposals)), sum(one.usd for one in proposals)
         ),
         outcomes=tuple(_outcome(store, op, info, outcome, number) for outcome, number in now.outcomes.items()),
         family=family,

@@ -60,12 +60,11 @@ def basis_of(store: Store, op: str, device: DeviceInfo, passed: Sequence[RankedT
     """Return the basis of an op on a device; `passed` are the times that rank its kernels, if they are read already."""
     if policy_of(device.kind).times_are_gpu_times:
         return PYTORCH
-    ranked = store.find(RankedTimes, op, device=device.key) if passed is None else passed
-    return Basis(_first_times(store, op, ranked))
+    return first_kernel(store, op, store.find(RankedTimes, op, device=device.key) if passed is None else passed)
 
 
-def _first_times(store: Store, op: str, ranked: Iterable[RankedTimes]) -> dict[str, float]:
-    """Return by workload the time of the kernel that was added first of those that passed there."""
+def first_kernel(store: Store, op: str, ranked: Iterable[RankedTimes]) -> Basis:
+    """Return the basis of a device without GPU times: on each workload, the first kernel added of those that passed."""
     by_kernel = {one.kernel_id: one for one in ranked if one.times}
     workloads = {workload for keys in {one.workloads for one in by_kernel.values()} for workload in keys.split("\n")}
     first: dict[str, float] = {}
@@ -78,4 +77,4 @@ def _first_times(store: Store, op: str, ranked: Iterable[RankedTimes]) -> dict[s
             for timed in by_kernel[kernel.id].measurements:
                 first.setdefault(timed.workload, timed.median_us)
         last = kernels[-1].number
-    return first
+    return Basis(first)

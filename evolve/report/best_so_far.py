@@ -3,12 +3,13 @@
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from operator import gt, truediv
+from itertools import accumulate, repeat
+from operator import attrgetter, truediv
 
-from archive.summaries import TIMES, BriefEvaluation, BriefProposal, RankedTimes
+from archive.summaries import TIMES, BriefProposal, Judged, RankedTimes
 from evolve.report.basis import Basis
 from evolve.selection.population import BASELINE, FIGURES, MEDIAN
 
@@ -29,7 +30,7 @@ class Moment:
 
 def moments(
     ranked: Sequence[RankedTimes],
-    evaluations: Sequence[BriefEvaluation],
+    verdicts: Sequence[Judged],
     proposals: Sequence[BriefProposal],
     basis: Basis,
     most: int,
@@ -38,80 +39,85 @@ def moments(
 
     These are the first, all with which the best so far rose, and of the others at most about `most`, evenly spaced.
     """
-    evaluated = [one.created for one in evaluations]
+    judged = [one.created for one in verdicts]
     asked = [one.created for one in proposals]
     tokens = [0, *accumulate(one.tokens for one in proposals)]
     usd = [0.0, *accumulate(one.usd for one in proposals)]
-    found = []
-    apart = math.ceil(len(ranked) / most)
-    for place, (one, best, rose) in enumerate(_best_after_each(ranked, basis)):
-        if rose or place % apart == 0:
-            at = bisect_right(asked, one.created)
-            spent = float(bisect_right(evaluated, one.created)), float(tokens[at]), usd[at]
-            ratios = [ratio for _, ratio in ratios_of(one, basis)]
-            found.append(Moment(one.kernel_id, spent, math.prod(ratios) ** (1 / len(ratios)), best))
+    timed, rose = _rises(ranked, basis)
+    found, best = [], 1.0
+    for place in sorted({*rose, *range(0, len(timed), math.ceil(len(ranked) / most) or 1)}):
+        one, best = timed[place], rose.get(place, best)
+        at = bisect_right(asked, one.created)
+        spent = float(bisect_right(judged, one.created)), float(tokens[at]), usd[at]
+        ratios = [ratio for _, ratio in ratios_of(one, basis)]
+        found.append(Moment(one.kernel_id, spent, math.prod(ratios) ** (1 / len(ratios)), best))
     return found
 
 
-def rises(
-    ranked: Sequence[RankedTimes], evaluations: Sequence[BriefEvaluation], basis: Basis
-) -> list[tuple[float, float]]:
+def rises(ranked: Sequence[RankedTimes], verdicts: Sequence[Judged], basis: Basis) -> list[tuple[float, float]]:
     """Return the best so far after the first and the last kernel that passed, and whenever it rose.
 
     Each is a pair of the number of evaluations by then and the geometric mean over all workloads, as in `moments`.
     """
-    evaluated = [one.created for one in evaluations]
-    found: list[tuple[float, float]] = []
-    last: tuple[RankedTimes, float, bool] | None = None
-    for last in _best_after_each(ranked, basis):
-        one, best, rose = last
-        if rose:
-            found.append((float(bisect_right(evaluated, one.created)), best))
-    if last and not last[2]:
-        found.append((float(bisect_right(evaluated, last[0].created)), last[1]))
+    judged = [one.created for one in verdicts]
+    timed, rose = _rises(ranked, basis)
+    if timed:
+        rose.setdefault(len(timed) - 1, next(reversed(rose.values())))
+    return [(float(bisect_right(judged, timed[place].created)), best) for place, best in rose.items()]
+
+
+def _rises(ranked: Sequence[RankedTimes], basis: Basis) -> tuple[Sequence[RankedTimes], dict[int, float]]:
+    """Return the kernels with times in the order of evaluation, and the best so far after some, by place among these.
+
+    These are the first kernel and those with which the best so far rose.
+    """
+    timed = sorted((one for one in ranked if one.times), key=attrgetter("created"))
+    sets = dict.fromkeys(one.workloads for one in ranked if one.times)
+    best = dict.fromkeys((workload for text in sets for workload in text.split("\n")), 1.0)
+    rose = dict.fromkeys(range(len(timed[:1])), 1.0)
+    for place in sorted(_best_of_their_sets(timed, basis)):
+        ratios = dict(ratios_of(timed[place], basis))
+        if any(ratio > best[workload] for workload, ratio in ratios.items()):
+            best |= {workload: max(best[workload], ratio) for workload, ratio in ratios.items()}
+            rose[place] = math.exp(sum(map(math.log, best.values())) / len(best))
+    return timed, rose
+
+
+def _best_of_their_sets(timed: Sequence[RankedTimes], basis: Basis) -> set[int]:
+    """Return the places of the kernels that are on a workload faster than the basis and all earlier kernels.
+
+    Kernels are compared with those that were timed on the same set of workloads.
+    """
+    found = set[int]()
+    for places, ratios in _columns(timed, basis):
+        best = 1.0
+        for place, ratio in zip(places, ratios, strict=True):
+            if ratio > best:
+                best = ratio
+                found.add(place)
     return found
 
 
-def _best_after_each(ranked: Sequence[RankedTimes], basis: Basis) -> Iterator[tuple[RankedTimes, float, bool]]:
-    """Yield each kernel with times in the order of evaluation, the best so far, and whether it is the first or rose.
+def largest_ratio(ranked: Sequence[RankedTimes], basis: Basis) -> float:
+    """Return the largest ratio that any of these kernels reaches on any workload, or 0."""
+    return max((max(ratios) for _, ratios in _columns(ranked, basis)), default=0.0)
 
-    Compares whole columns of the packed times, because there may be tens of thousands of kernels.
+
+def _columns(ranked: Sequence[RankedTimes], basis: Basis) -> Iterator[tuple[Sequence[int], Iterable[float]]]:
+    """Yield for each set of workloads, and each workload in it, the places of the kernels and their ratios.
+
+    Divides whole columns of the packed times, because there may be tens of thousands of kernels.
     """
-    keys = {one.workloads: one.workloads.split("\n") for one in ranked if one.times}
-    ratios_to_basis = _divided(ranked, basis)
-    best = dict.fromkeys((workload for own in keys.values() for workload in own), 1.0)
-    held = {text: [1.0] * len(own) for text, own in keys.items()}  # the best on the workloads of each set
-    mean, rose = 1.0, True
-    for one in sorted((one for one in ranked if one.times), key=lambda one: one.created):
-        ratios = ratios_to_basis(one)
-        if any(map(gt, ratios, held[one.workloads])):
-            best |= {key: max(best[key], ratio) for key, ratio in zip(keys[one.workloads], ratios, strict=True)}
-            held = {text: [best[workload] for workload in own] for text, own in keys.items()}
-            mean, rose = math.exp(sum(map(math.log, best.values())) / len(best)), True
-        yield one, mean, rose
-        rose = False
-
-
-def largest_ratios(ranked: Sequence[RankedTimes], basis: Basis) -> dict[str, float]:
-    """Return the largest ratio of each kernel with times, by kernel id."""
-    ratios_to_basis = _divided(ranked, basis)
-    return {one.kernel_id: max(ratios_to_basis(one)) for one in ranked if one.times}
-
-
-def _divided(ranked: Sequence[RankedTimes], basis: Basis) -> Callable[[RankedTimes], list[float]]:
-    """Return what divides the basis by the times of one of these kernels, on each of its workloads in order."""
-    first = basis.first_us or {}
-    firsts = {
-        text: array("d", [first.get(workload, 0.0) for workload in text.split("\n")])
-        for text in {one.workloads for one in ranked if one.times}
-    }
-
-    def divide(one: RankedTimes) -> list[float]:
-        figures = array("d", one.times)
-        basis_us = figures[BASELINE::FIGURES] if basis.first_us is None else firsts[one.workloads]
-        return list(map(truediv, basis_us, figures[MEDIAN::FIGURES]))
-
-    return divide
+    sets = defaultdict[str, list[int]](list)
+    for place, one in enumerate(ranked):
+        if one.times:
+            sets[one.workloads].append(place)
+    for text, places in sets.items():
+        figures, workloads = array("d", b"".join([ranked[place].times for place in places])), text.split("\n")
+        for number, workload in enumerate(workloads):
+            start, step = FIGURES * number, FIGURES * len(workloads)
+            first_us = basis.first_us and repeat(basis.first_us.get(workload, 0.0))
+            yield places, map(truediv, first_us or figures[start + BASELINE :: step], figures[start + MEDIAN :: step])
 
 
 def ratios_of(one: RankedTimes, basis: Basis) -> list[tuple[str, float]]:

@@ -11,13 +11,14 @@ from archive.proposals import Run
 from archive.records import DeviceInfo, Outcome
 from archive.store import Store, uncollected
 from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary, Timing
-from evolve.report.basis import Basis, basis_of
+from evolve.report.basis import PYTORCH, Basis, basis_of
 from evolve.report.standing import devices
 from evolve.report.tables import fitted, narrowed, plain_table, speed_style, when
 from evolve.report.words import idea, short, times
 from evolve.selection.scope import judged_on_gpus, unasked
 
 PENDING = "pending"
+MANY = 10_000  # kernels; to read all verdicts of an op takes less time than to look up these
 SORTS = ("best", "mean", "when", "op", "outcome", "proposer")
 
 
@@ -76,18 +77,9 @@ SORTED_BY: Mapping[str, Callable[[KernelLine], tuple[float, str]]] = {
 
 
 def _of(store: Store, op: str, device: DeviceInfo, choice: Choice) -> Iterator[KernelLine]:
-    pending, outcomes = _lists_pending(store, device, choice), choice.outcomes
-    if pending or len(outcomes) > 1:
-        verdicts = store.find(EvaluationSummary, op, device=device.key, in_force=True)
-        proposals = _proposals(store, op, choice)
-    else:  # which leaves few of the op's kernels
-        verdicts = [
-            one
-            for outcome in outcomes
-            for one in store.find(EvaluationSummary, op, device=device.key, in_force=True, outcome=outcome)
-        ]
-        proposals = _proposals(store, op, choice, [one.kernel_id for one in verdicts])
-    basis = basis_of(store, op, device)
+    pending = _lists_pending(store, device, choice)
+    verdicts, proposals = _verdicts_and_proposals(store, op, device, choice, pending=pending)
+    basis = basis_of(store, op, device) if verdicts else PYTORCH
     judged = {verdict.kernel_id for verdict in verdicts}
     for verdict in verdicts:
         proposal = proposals.get(verdict.kernel_id)
@@ -109,6 +101,23 @@ def _of(store: Store, op: str, device: DeviceInfo, choice: Choice) -> Iterator[K
                 yield KernelLine(kernel.id, op, device, PENDING, None, None, proposal, created)
 
 
+def _verdicts_and_proposals(
+    store: Store, op: str, device: DeviceInfo, choice: Choice, *, pending: bool
+) -> tuple[Sequence[EvaluationSummary], Mapping[str, ProposalSummary]]:
+    """Return verdicts in force and the first proposals of their kernels: all that may be chosen, and few others."""
+    outcomes = choice.outcomes
+    if len(outcomes) == 1 and not pending:
+        verdicts = store.find(EvaluationSummary, op, device=device.key, in_force=True, outcome=outcomes[0])
+        return verdicts, _proposals(store, op, choice, [one.kernel_id for one in verdicts])
+    proposals = _proposals(store, op, choice)
+    if choice.proposer or choice.run or choice.since:
+        proposals = {kernel_id: one for kernel_id, one in proposals.items() if _fits(one, choice)}
+        if len(proposals) < MANY:
+            kernels = proposals.keys()
+            return store.find(EvaluationSummary, op, device=device.key, in_force=True, kernels=kernels), proposals
+    return store.find(EvaluationSummary, op, device=device.key, in_force=True), proposals
+
+
 def _lists_pending(store: Store, device: DeviceInfo, choice: Choice) -> bool:
     """Return whether kernels without a verdict are meant too: if they are asked for, or by the device of the run."""
     if choice.outcome:
@@ -120,6 +129,8 @@ def _proposals(
     store: Store, op: str, choice: Choice, kernels: Sequence[str] | None = None
 ) -> dict[str, ProposalSummary]:
     """Return the first proposal of each kernel, or of these, of the chosen run if there is one."""
+    if choice.since and not choice.run and kernels is None:  # what was proposed again may have been proposed before
+        kernels = [one.kernel_id for one in store.find(ProposalSummary, op, since=choice.since) if one.kernel_id]
     if choice.run:
         every = store.find(ProposalSummary, op, run=choice.run)
     else:

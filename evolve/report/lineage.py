@@ -10,7 +10,7 @@ from rich.tree import Tree
 from archive.kernel import Kernel
 from archive.records import DeviceInfo
 from archive.store import Store, uncollected
-from archive.summaries import EvaluationSummary, KernelSummary, Origin, ProposalSummary, RankedTimes
+from archive.summaries import EvaluationSummary, KernelId, Origin, ProposalSummary, RankedTimes
 from evolve.report.basis import PYTORCH, Basis, basis_of
 from evolve.report.standing import first_proposals
 from evolve.report.words import (
@@ -63,17 +63,16 @@ def lineages(store: Store, op: str, found: Sequence[DeviceInfo | None]) -> list[
 
 def _first_parents(store: Store, op: str) -> dict[str, str]:
     """Return the first parent of each kernel, or an empty string, in the order in which kernels were added."""
-    places = {kernel.id: place for place, kernel in enumerate(store.find(KernelSummary, op))}
+    places = {kernel_id: place for place, (kernel_id,) in enumerate(store.find(KernelId, op))}
     above: dict[str, str] = {}
     for origin in store.find(Origin, op):
-        if origin.kernel_id and origin.kernel_id not in above:
+        if origin.kernel_id in places and origin.kernel_id not in above:
             above[origin.kernel_id] = next((parent for parent in origin.parents if parent in places), "")
-    found = {}
-    for kernel_id, place in places.items():
-        parent = above.get(kernel_id, "")
+    found = dict.fromkeys(places, "")
+    for kernel_id, parent in above.items():
         # Merged archives may contain cycles, and every cycle has a parent that is younger than its child.
-        cut = bool(parent) and places[parent] >= place and _descends(parent, kernel_id, above)
-        found[kernel_id] = "" if cut else parent
+        if parent and not (places[parent] >= places[kernel_id] and _descends(parent, kernel_id, above)):
+            found[kernel_id] = parent
     return found
 
 

@@ -9,13 +9,16 @@ from rich.table import Table
 from rich.text import Text
 
 from archive.proposals import Run
-from archive.records import Evaluation
+from archive.records import kind_in
+from archive.store import Store, workloads_of
+from archive.summaries import RankedTimes
 from evolve import budget
 from evolve.budget import History, Spent
-from evolve.report.basis import PYTORCH, Basis
+from evolve.report.basis import PYTORCH, Basis, first_kernel, known_basis
 from evolve.report.progress import amounts, dollars
 from evolve.report.tables import fitted, narrowed, plain_table
 from evolve.report.words import moment, times
+from evolve.selection import population
 
 AXES = ("evals", "tokens", "usd")
 SHARES = (0.1, 0.25, 0.5, 1.0)
@@ -47,30 +50,34 @@ class Trajectory:
         return reached[-1] if reached else None
 
 
-def trajectory(run: Run, past: History, evaluations: Sequence[Evaluation], basis: Basis = PYTORCH) -> Trajectory:
+def trajectories(store: Store, found: Sequence[Run]) -> list[Trajectory]:
+    """Return the trajectories of runs of one op on one device."""
+    op, device = found[0].op, found[0].device
+    ranked = store.find(RankedTimes, op, device=device)
+    basis = PYTORCH if known_basis(kind_in(device)).is_pytorch else first_kernel(store, op, ranked)
+    keys = workloads_of(store, population.leaders(store.find(RankedTimes, op, device=device, contending=True)))
+    past = budget.history(store, op, device)
+    return [trajectory(run, past, ranked, keys, basis) for run in found]
+
+
+def trajectory(
+    run: Run, past: History, ranked: Iterable[RankedTimes], workloads: Sequence[str], basis: Basis = PYTORCH
+) -> Trajectory:
     """Return the trajectory of a run, counting only its own proposals whose latest verdict is a pass.
 
-    `evaluations` are those of `past`, oldest first; their times are compared with those of the basis.
+    `ranked` are the times of the kernels that pass, which are compared with those of the basis.
     """
-    in_force = {evaluation.kernel_id: evaluation for evaluation in evaluations}
-    keys, best = workloads(evaluations), dict[str, float]()
+    in_force = {one.kernel_id: one for one in ranked}
+    best = dict[str, float]()
     spent, points = Spent(), []
     for step in budget.steps(run.id, past):
         spent += step.spent
         verdict = in_force.get(step.kernel_id)
-        for m in verdict.measurements if verdict and verdict.passed else ():
+        for m in verdict.measurements if verdict else ():
             best[m.workload] = max(best.get(m.workload, 1.0), basis.ratio(m) or 1.0)
-        mean = sum(math.log(best.get(key, 1.0)) for key in keys) / max(1, len(keys))
+        mean = sum(math.log(best.get(key, 1.0)) for key in workloads) / max(1, len(workloads))
         points.append(Sample(spent, math.exp(mean) if best else None))
     return Trajectory(run, tuple(points))
-
-
-def workloads(evaluations: Iterable[Evaluation]) -> list[str]:
-    """Return all workloads that passing kernels were timed on or did not accept."""
-    refused = ([skipped.partition(": ")[0] for skipped in e.skipped] for e in evaluations if e.passed)
-    timed = ([m.workload for m in e.measurements] for e in evaluations if e.passed)
-    named = [*timed, *refused]
-    return list(dict.fromkeys(key for keys in named for key in keys))
 
 
 def common(trajectories: Sequence[Trajectory], axis: str) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Outcome
 from archive.store import Store, evaluations_of, uncollected
-from archive.summaries import BriefEvaluation, EvaluationSummary, KernelSummary, ProposalSummary, RankedTimes
+from archive.summaries import EvaluationSummary, Judged, KernelSummary, ProposalSummary, RankedTimes
 from evolve.devices.choose import policy_of
 from evolve.report.basis import PYTORCH, Basis, basis_of
 from evolve.selection import population
@@ -129,7 +129,7 @@ def _not_waiting(store: Store, op: str, device: DeviceInfo) -> int:
     """Return how many kernels have no verdict on this device and need none: judged on a GPU, or only shipped."""
     elsewhere = judged_on_gpus(store, op, device)
     if elsewhere:
-        elsewhere = elsewhere.difference(one.kernel_id for one in store.find(BriefEvaluation, op, device=device.key))
+        elsewhere = elsewhere.difference(one.kernel_id for one in store.find(Judged, op, device=device.key))
     return len(elsewhere | unasked(store, op, device))
 
 

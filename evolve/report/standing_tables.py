@@ -10,7 +10,7 @@ from rich.text import Text
 from archive.kernel import Kernel
 from archive.records import Outcome
 from archive.store import Store
-from archive.summaries import BriefEvaluation, ProposalSummary
+from archive.summaries import Judged, ProposalSummary
 from evolve.devices.choose import policy_of
 from evolve.report.basis import PYTORCH
 from evolve.report.best_so_far import rises, sparkline
@@ -72,8 +72,8 @@ def of_dtype(standing: Standing, dtype: str) -> Standing:
 
 def best_so_far_line(store: Store, standing: Standing, *, unicode: bool) -> str:
     """Return a small curve of the best so far over the evaluations, or nothing if only one kernel passed."""
-    evaluations = store.find(BriefEvaluation, standing.op, device=standing.device.key)
-    found = rises(standing.ranked, evaluations, standing.basis)
+    verdicts = store.find(Judged, standing.op, device=standing.device.key)
+    found = rises(standing.ranked, verdicts, standing.basis)
     if len(found) < 2:
         return ""
     (_, first), (spent, last) = found[0], found[-1]

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from archive.records import Confirmed, Duel, Evaluation, Measurement, Traits
@@ -19,6 +20,7 @@ E = TypeVar("E", bound=Evaluation | EvaluationSummary | RankedTimes)
 KEEP = 8
 OF_A_KIND = 3
 MEDIAN, LOW, HIGH, BASELINE, FIGURES = 0, 1, 2, 3, 5  # positions among a workload's times, and their number
+_rank = itemgetter(0, 1)  # slowness and id
 HOPELESS = 4.0  # a kernel this many times slower than the fittest does not survive for its niche
 
 
@@ -164,10 +166,6 @@ class Ranking(Generic[E]):
         return next(self._means(table.workloads, [(own, "", evaluation)]))[0]
 
 
-def _rank(entry: tuple[float, str, E]) -> tuple[float, str]:
-    return entry[:2]
-
-
 def _leaders(tables: Sequence["_Table[E]"]) -> dict[str, E]:
     found = {}
     for workload in dict.fromkeys(workload for table in tables for workload in table.workloads):
@@ -220,13 +218,9 @@ class _Table(Generic[E]):
 
     def faster_than(self, workload: str, held: Rival) -> Iterator[Rival]:
         """Yield the fastest evaluation whose interval lies below that of `held`, if there is one."""
-        clearly = (
-            (median, row)
-            for row, (median, high) in enumerate(zip(self.column(workload), self.column(workload, HIGH), strict=True))
-            if high < held.low_us
-        )
-        found = min(clearly, default=None)
-        return iter([self.rival(workload, found[1])] if found else [])
+        low_us, medians = held.low_us, self.column(workload)
+        clearly = [row for row, high in enumerate(self.column(workload, HIGH)) if high < low_us]
+        return iter([self.rival(workload, min(clearly, key=medians.__getitem__))] if clearly else [])
 
 
 def _tables(evaluations: Iterable[E]) -> list[_Table[E]]:

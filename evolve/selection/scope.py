@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from archive.records import SHIPPED, DeviceInfo, kind_in
 from archive.store import Store
-from archive.summaries import BriefEvaluation, EvaluationSummary, ProposalSummary
+from archive.summaries import EvaluationSummary, Judged, ProposalSummary
 from evolve.devices.choose import policy_of
 
 EVOLVE, BEST_OF_N = "evolve", "best-of-n"
@@ -42,4 +42,4 @@ def judged_on_gpus(store: Store, op: str, device: DeviceInfo) -> frozenset[str]:
     if policy_of(device.kind).times_are_gpu_times:
         return frozenset()
     keys = [key for key in store.count(EvaluationSummary, "device", op) if policy_of(kind_in(key)).times_are_gpu_times]
-    return frozenset(one.kernel_id for key in keys for one in store.find(BriefEvaluation, op, device=key))
+    return frozenset(kernel_id for key in keys for kernel_id, _ in store.find(Judged, op, device=key))

@@ -4,11 +4,14 @@ import csv
 import io
 import json
 import time
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import shown_archive
 from commandline import evolve
+from records import kernel, passed, proposal
 from rich.cells import cell_len
 from shown_archive import RUNS
 
@@ -17,6 +20,7 @@ from evolve.cli.options import moment_of
 from evolve.errors import UserError
 
 Capture = pytest.CaptureFixture[str]
+ROWS = "rows=8 cols=16 float32"
 BEST, BROKEN = shown_archive.champion(), shown_archive.broken()
 
 
@@ -61,6 +65,21 @@ def test_only_pending_kernels_of_a_run_are_listed_with_its_others(capsys: Captur
 def test_kernels_are_listed_since_a_time(capsys: Capture) -> None:
     assert {row["run"] for row in rows(capsys, "top", "softmax", "--since", "2025-11-24")} == {RUNS["softmax"][1][:8]}
     assert evolve(capsys, "top", "--since", "1h")[0] == 1
+
+
+def test_a_kernel_that_was_proposed_again_counts_from_its_first_proposal(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVOLVE_ARCHIVE", str(tmp_path / "again.db"))
+    old, new = kernel(1), kernel(2)
+    offers = [
+        replace(proposal(of, run=""), created=at, call=f"{at}") for of, at in ((old, 1e9), (old, 1.7e9), (new, 1.7e9))
+    ]
+    with closing(open_archive(tmp_path / "again.db")) as store:
+        store.append(
+            *offers, passed(old.id, created=1e9, **{ROWS: 10.0}), passed(new.id, created=1.7e9, **{ROWS: 20.0})
+        )
+    assert [row["kernel"] for row in rows(capsys, "top", "softmax", "--since", "2020-01-01")] == [new.id[:8]]
 
 
 @pytest.mark.parametrize(("by", "column"), [("best", "best"), ("mean", "mean")])

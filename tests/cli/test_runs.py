@@ -1,6 +1,8 @@
 """`evolve runs`, `evolve compare` and `evolve run --resume` over an archive with recorded runs."""
 
+import csv
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -205,3 +207,23 @@ def test_a_run_without_a_model_is_resumed_without_one_although_a_key_is_set(
     monkeypatch.setenv("OPENAI_API_KEY", "sk-paid")
     setup = session.resumed("eeee", (), RunOptions(), Budget(evals=9), archive)
     assert setup.run_options.proposer == "offline"
+
+
+def test_the_best_of_each_run_is_the_largest_ratio_of_its_kernels_that_passed_last(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    rng, best = random.Random(7), dict[str, float]()
+    store = open_archive(tmp_path / "a.db")
+    for device, first_us in ((GPU, 100.0), (CPU, 640.0)):  # PyTorch's time and, on a CPU, that of the first kernel
+        store.append(proposal(kernel(99), run=""), passed(kernel(99).id, CPU, 0.5, **{ROWS: 640.0}))
+        for name in (f"aaaa{device.kind}", f"bbbb{device.kind}"):
+            store.append(Run(name, "softmax", device.key, "offline", 7, 1.0))
+            for _ in range(9):
+                made, us, created = kernel(rng.randrange(1000)), rng.uniform(10, 90), rng.uniform(2, 90)
+                again = replace(passed(made.id, device, created + 1, **{ROWS: us}), outcome=rng.choice([*Outcome][:2]))
+                store.append(replace(proposal(made, run=name), created=created),
+                             passed(made.id, device, created, **{ROWS: 5.0}), again)  # fmt: skip
+                best[name] = max(best.get(name, 0.0), first_us / us if again.passed else 0.0)
+    store.close()
+    listed = csv.DictReader(evolve(capsys, "runs", "--csv", "--archive", tmp_path / "a.db")[1].splitlines())
+    assert {row["run"]: float(row["best"]) for row in listed} == pytest.approx(best, abs=0.01)

@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 from records import GPU, brief_evaluation, brief_proposal, failed, kernel, passed, proposal
+from standings import archive_of
 
 from archive.proposals import Cost, Leg, Proposal, Run
 from archive.records import Evaluation
+from archive.summaries import RankedTimes
 from evolve.budget import History, Spent
 from evolve.report import runs
 from evolve.report.basis import PYTORCH, Basis
@@ -38,7 +40,9 @@ def past(records: Records) -> History:
 
 
 def trajectory(run: Run, records: Records, basis: Basis = PYTORCH) -> Trajectory:
-    return runs.trajectory(run, past(records), evaluations(records), basis)
+    ranked = archive_of(*records).find(RankedTimes, "softmax")
+    workloads = list(dict.fromkeys(timed.workload for one in evaluations(records) for timed in one.measurements))
+    return runs.trajectory(run, past(records), ranked, workloads, basis)
 
 
 TWO_KERNELS: Records = (
