@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import shown_archive
 from commandline import evolve
-from records import kernel, passed, proposal
+from records import GPU, kernel, passed, proposal
 from rich.cells import cell_len
 from shown_archive import RUNS
 
@@ -76,9 +76,7 @@ def test_a_kernel_that_was_proposed_again_counts_from_its_first_proposal(
         replace(proposal(of, run=""), created=at, call=f"{at}") for of, at in ((old, 1e9), (old, 1.7e9), (new, 1.7e9))
     ]
     with closing(open_archive(tmp_path / "again.db")) as store:
-        store.append(
-            *offers, passed(old.id, created=1e9, **{ROWS: 10.0}), passed(new.id, created=1.7e9, **{ROWS: 20.0})
-        )
+        store.append(*offers, passed(old.id, GPU, 1e9, **{ROWS: 10.0}), passed(new.id, GPU, 1.7e9, **{ROWS: 20.0}))
     assert [row["kernel"] for row in rows(capsys, "top", "softmax", "--since", "2020-01-01")] == [new.id[:8]]
 
 

@@ -59,7 +59,9 @@ def test_rises_and_the_largest_ratio_are_those_found_kernel_by_kernel(seed: int)
     ranked, verdicts = store.find(RankedTimes, "softmax"), store.find(Judged, "softmax")
     for basis in (PYTORCH, Basis({A: 90.0, B: 120.0})):
         expected = [(sorted(moments_judged).index(round(at)) + 1, best) for at, best in plain_rises(ranked, basis)]
-        assert rises(ranked, verdicts, basis) == [(float(n), pytest.approx(best)) for n, best in expected]
+        found = rises(ranked, verdicts, basis)
+        assert [spent for spent, _ in found] == [spent for spent, _ in expected]
+        assert [best for _, best in found] == pytest.approx([best for _, best in expected])
         ratios = [basis.ratio(timed) or 0.0 for one in ranked for timed in one.measurements]
         assert largest_ratio(ranked, basis) == max(ratios)
     assert (rises([], [], PYTORCH), largest_ratio([], PYTORCH)) == ([], 0.0)
