@@ -44,8 +44,8 @@ def _lines(text: str, lexer: Lexer) -> tuple[Markup, ...]:
 
 def source(text: str) -> Markup:
     """Return a kernel with numbered lines; the numbers are drawn by the style sheet, so that they are not copied."""
-    lines = (element("span", line, class_="line") for line in kernel_lines(text))
-    return element("pre", element("code", Markup("\n").join(lines)), class_="source", tabindex="0")
+    lines = (element("span", line, class_="line") + "\n" for line in kernel_lines(text))
+    return element("pre", element("code", *lines), class_="source", tabindex="0")
 
 
 def plain(text: str, label: str) -> Markup:

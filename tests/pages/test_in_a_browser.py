@@ -274,10 +274,45 @@ def test_a_server_that_ends_says_nothing_and_its_open_pages_say_so(tab: Browser,
     tab.until("document.getElementById('status').textContent === 'no connection'")
 
 
+def pressed(tab: Browser, key: str, code: int, text: str = "") -> None:
+    """Press a key and release it."""
+    for kind in ("keyDown", "keyUp"):
+        tab.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, text=text)
+
+
+@pytest.mark.parametrize("key", [("Enter", 13, "\r"), (" ", 32, " ")], ids=["enter", "space"])
+@pytest.mark.parametrize("whole", [False, True], ids=["served", "one file"])
+def test_the_keyboard_copies_a_kernel(
+    tab: Browser, site: str, written: str, key: tuple[str, int, str], *, whole: bool
+) -> None:
+    tab.call("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+    tab.open(f"{written}#/kernel/{BEST.id}" if whole else f"{site}kernel/{BEST.id}")
+    button = "document.activeElement.matches('button.copy')"
+    for _ in range(60):
+        pressed(tab, "Tab", 9)
+        if tab.run(button):
+            break
+    assert tab.run(button)
+    assert tab.run("getComputedStyle(document.activeElement).outlineStyle") != "none"
+    pressed(tab, *key)
+    tab.until("document.activeElement.textContent === 'Copied'")
+    assert tab.run("document.activeElement.getAttribute('aria-live')") == "polite"  # a screen reader says so
+    assert tab.run("navigator.clipboard.readText()") == BEST.text
+    tab.until("document.activeElement.textContent === 'Copy'")
+    assert not tab.complaints
+
+
+def test_where_the_clipboard_is_closed_the_whole_kernel_is_selected(tab: Browser, site: str) -> None:
+    tab.open(f"{site}kernel/{BEST.id}")
+    tab.run("navigator.clipboard.writeText = () => Promise.reject(new Error('closed'))")
+    tab.run("document.querySelector('button.copy').click()")
+    tab.until("document.querySelector('button.copy').textContent === 'Press Ctrl-C'")
+    assert tab.run("getSelection().toString().trim()") == BEST.text.strip()
+
+
 def test_the_keyboard_reaches_the_content_and_the_tables(tab: Browser, site: str) -> None:
     tab.open(site)
-    for kind in ("keyDown", "keyUp"):
-        tab.call("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
+    pressed(tab, "Tab", 9)
     assert tab.run("document.activeElement.className") == "skip"
     assert tab.run("document.querySelector('.table').tabIndex") == 0
 
