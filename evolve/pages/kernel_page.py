@@ -18,6 +18,7 @@ from evolve.report.profile import quantity
 
 WIDEST_LOAD = 16  # bytes, where the compiler's traits are unknown
 CHILDREN_SHOWN = 100
+ANCESTORS_SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class KernelPage:
     asked: tuple[Asked, ...]
     parents: tuple[Kernel, ...]
     ancestors: tuple[str, ...]  # the first parent, its first parent, and so on
+    earlier_ancestors: bool  # whether there are more
     judged: tuple[Judged, ...]  # GPUs first, newest first
     children: tuple[Child, ...]
     more_children: int
@@ -98,13 +100,14 @@ def kernel_page(store: Store, kernel_id: str) -> KernelPage | None:
     parents = dict.fromkeys(parent for one in proposals for parent in one.parents)
     made = store.find(ProposalSummary, parents=[kernel_id])
     children = {child.kernel_id: child for child in made if child.kernel_id}
-    ancestors, judged = ancestry(store, kernel_id), _judged(store, kernel)
+    (ancestors, more), judged = ancestry(store, kernel_id, ANCESTORS_SHOWN), _judged(store, kernel)
     runs = {one.run for one in proposals} | {one.evaluation.run for one in judged}
     return KernelPage(
         kernel=kernel,
         asked=tuple(Asked(one, questions.get(one.id)) for one in proposals),
         parents=tuple(store.find(Kernel, ids=list(parents))),
         ancestors=tuple(ancestors),
+        earlier_ancestors=more,
         judged=tuple(judged),
         children=tuple(_children(store, list(children.values())[:CHILDREN_SHOWN])),
         more_children=max(0, len(children) - CHILDREN_SHOWN),

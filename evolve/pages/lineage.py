@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from archive.kernel import Kernel
 from archive.store import Store
@@ -34,6 +34,7 @@ class Family:
     """The trees that hold the population and its ancestors through first parents."""
 
     nodes: tuple[Node, ...]  # each followed by those below it
+    cut: bool = False  # whether earlier ancestors are left out
 
     @property
     def ids(self) -> list[str]:
@@ -54,12 +55,14 @@ class Family:
 def family_of(store: Store, now: Standing) -> Family:
     """Read the trees of a standing's population and champions."""
     ids = [one.kernel_id for one in now.population] + [one.kernel_id for one in now.champions]
-    return _family(store, now, _with_ancestors(store, dict.fromkeys(ids)))
+    proposals, cut = _with_ancestors(store, dict.fromkeys(ids), MOST)
+    return replace(_family(store, now, proposals), cut=cut)
 
 
-def ancestry(store: Store, kernel_id: str) -> list[str]:
-    """Return a kernel's first parent, that one's first parent, and so on."""
-    return [one for one in _with_ancestors(store, [kernel_id]) if one != kernel_id]
+def ancestry(store: Store, kernel_id: str, most: int) -> tuple[list[str], bool]:
+    """Return a kernel's first parent, that one's first parent, and so on, and whether there are more than these."""
+    found, cut = _with_ancestors(store, [kernel_id], most + 1)
+    return [one for one in found if one != kernel_id], cut
 
 
 def absent(store: Store, kernels: Iterable[str]) -> frozenset[str]:
@@ -69,16 +72,19 @@ def absent(store: Store, kernels: Iterable[str]) -> frozenset[str]:
     return frozenset(map(addresses.kernel_page, named - held))
 
 
-def _with_ancestors(store: Store, ids: Iterable[str]) -> dict[str, ProposalSummary | None]:
-    """Return the first proposal of each kernel and of its ancestors through first parents, nearest first."""
+def _with_ancestors(store: Store, ids: Iterable[str], most: int) -> tuple[dict[str, ProposalSummary | None], bool]:
+    """Return the first proposal of each kernel and of its ancestors through first parents, nearest first.
+
+    Also return whether there are more than these, of which there are about `most`.
+    """
     found: dict[str, ProposalSummary | None] = {}
     waiting = list(ids)
-    while waiting and len(found) < MOST:
+    while waiting and len(found) < most:
         proposals = first_proposals(store, waiting)
         found |= {kernel_id: proposals.get(kernel_id) for kernel_id in waiting}
         parents = (one.parents[0] for one in proposals.values() if one.parents)
         waiting = [parent for parent in dict.fromkeys(parents) if parent not in found]
-    return found
+    return found, bool(waiting)
 
 
 def _family(store: Store, now: Standing, proposals: Mapping[str, ProposalSummary | None]) -> Family:

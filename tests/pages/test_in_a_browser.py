@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -244,6 +245,17 @@ def test_a_page_changes_while_a_run_writes_and_keeps_its_filter(tab: Browser, si
     store.close()
     tab.until("document.querySelector('[data-part=champions]').textContent.includes('30.3')")
     assert tab.run(f"{tools}.querySelector('input').value") == "THREADS"
+    assert not tab.complaints
+
+
+def test_what_did_not_change_keeps_the_focus_and_its_place(tab: Browser, site: str, path: Path) -> None:
+    tab.open(f"{site}kernel/{BEST.id}")
+    tab.until("document.getElementById('status').textContent === 'live'")
+    tab.run("document.querySelector('button.copy').focus()")
+    with closing(open_archive(path)) as store:
+        store.append(shown_archive.passed(shown_archive.champion("gelu"), H200, 1.01, 1_900_000_001.0))
+    tab.until("document.getElementById('status').textContent.startsWith('updated')")
+    assert tab.run("document.activeElement.matches('button.copy')")
     assert not tab.complaints
 
 

@@ -1,12 +1,14 @@
 """What the page of a kernel says of the kernels made from it, and of what the archive lacks."""
 
+from itertools import pairwise
+
 import pytest
 from records import CPU, GPU, kernel, passed, proposal
 from standings import archive_of
 
 from archive.records import Evaluation
 from evolve.pages import addresses
-from evolve.pages.kernel_page import Child, kernel_page
+from evolve.pages.kernel_page import ANCESTORS_SHOWN, Child, kernel_page
 from evolve.pages.render import Renderer
 
 PARENT, CHILD, ROWS = kernel(1), kernel(2), "rows=8 cols=16 float32"
@@ -47,3 +49,14 @@ def test_a_parent_that_is_there_has_a_link() -> None:
     view = kernel_page(archive_of(proposal(PARENT), proposal(CHILD, PARENT.id)), CHILD.id)
     assert view
     assert f'href="/kernel/{PARENT.id}"' in Renderer(addresses.served).kernel(view).body
+
+
+def test_of_many_ancestors_the_nearest_are_named() -> None:
+    line = [kernel(number) for number in range(ANCESTORS_SHOWN + 5)]
+    store = archive_of(proposal(line[0]), *(proposal(below, above.id) for above, below in pairwise(line)))
+    last, near = kernel_page(store, line[-1].id), kernel_page(store, line[ANCESTORS_SHOWN].id)
+    assert last is not None
+    assert near is not None
+    assert last.ancestors == tuple(one.id for one in reversed(line[4:-1]))
+    assert last.earlier_ancestors
+    assert (len(near.ancestors), near.earlier_ancestors) == (ANCESTORS_SHOWN, False)

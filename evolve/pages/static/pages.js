@@ -159,16 +159,23 @@
       replace(part, then.querySelector(`[data-part="${CSS.escape(part.dataset.part)}"]`));
     }
   }
+  function remember() {  // so that the first change replaces only what differs from what was loaded
+    const content = document.getElementById("content");
+    const parts = content.querySelectorAll("[data-part]");
+    for (const part of parts.length ? parts : [content]) part.dataset.text = part.innerHTML;
+  }
   function replace(part, found) {
     const text = found.innerHTML;
     const field = document.activeElement;
     if (part.dataset.text === text || (part.contains(field) && field.matches("input"))) return;  // nobody loses a word
     const opened = [...part.querySelectorAll("details")].map((one) => one.open);
+    const scrolled = [...part.querySelectorAll(".scroll")].map((one) => one.scrollTop);
     const before = part.cloneNode(false);
     before.append(...part.childNodes);
     part.replaceChildren(...document.importNode(found, true).childNodes);
     const details = [...part.querySelectorAll("details")];
     if (details.length === opened.length) details.forEach((one, place) => { one.open = opened[place]; });
+    [...part.querySelectorAll(".scroll")].forEach((one, place) => { one.scrollTop = scrolled[place] || 0; });
     enhance(part);
     carryOver(before, part);
     part.dataset.text = text;
@@ -214,6 +221,7 @@
     });
     choose();
   } else {
+    if (document.body.dataset.live) remember();
     enhance(document);
   }
   if (document.body.dataset.live) listen();
