@@ -57,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
         slow = [HealthCheck.too_slow]
         settings.register_profile(
-            "quick", max_examples=50, derandomize=True, deadline=None, database=None, suppress_health_check=slow
+            "quick", max_examples=25, derandomize=True, deadline=None, database=None, suppress_health_check=slow
         )
         settings.register_profile(
             "exhaustive", max_examples=300, deadline=None, database=None, print_blob=True, suppress_health_check=slow

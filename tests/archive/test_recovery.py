@@ -21,8 +21,10 @@ from archive.summaries import EvaluationSummary
 PAGE = 4096
 
 
-def archive_of_many(path: Path) -> Path:
-    """Write an archive of a few hundred kernels with verdicts and questions."""
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Return an archive of a few hundred kernels with verdicts and questions."""
+    path = tmp_path_factory.mktemp("many") / "a.db"
     store = open_archive(path)
     for number in range(300):
         made = kernel(number)
@@ -31,7 +33,7 @@ def archive_of_many(path: Path) -> Path:
         store.append(offered, passed(made.id, GPU, float(number), **{"rows=8 cols=16 float32": 20.0}))
     store.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     store.close()
-    return path
+    return path.read_bytes()
 
 
 def overwrite_page(path: Path, number: int) -> None:
@@ -48,12 +50,11 @@ def test_everything_is_recovered_from_an_archive_without_damage(tmp_path: Path) 
     assert ids[0] == ids[1]
 
 
-def test_damaged_pages_cost_only_the_records_on_them(tmp_path: Path) -> None:
-    pages = archive_of_many(tmp_path / "whole.db").stat().st_size // PAGE
-    whole = (tmp_path / "whole.db").read_bytes()
+def test_damaged_pages_cost_only_the_records_on_them(tmp_path: Path, many: bytes) -> None:
+    pages = len(many) // PAGE
     for number in range(pages // 4, pages, max(1, pages // 8)):
         damaged = tmp_path / f"{number}.db"
-        damaged.write_bytes(whole)
+        damaged.write_bytes(many)
         overwrite_page(damaged, number)
         found = recover(damaged, tmp_path / f"{number}.new.db")
         store = open_archive(tmp_path / f"{number}.new.db")
@@ -62,10 +63,9 @@ def test_damaged_pages_cost_only_the_records_on_them(tmp_path: Path) -> None:
         assert len(store.find(Evaluation)) == len(store.find(EvaluationSummary))
 
 
-def test_a_truncated_archive_keeps_what_was_written_before(tmp_path: Path) -> None:
-    path = archive_of_many(tmp_path / "a.db")
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) * 2 // 3])
+def test_a_truncated_archive_keeps_what_was_written_before(tmp_path: Path, many: bytes) -> None:
+    path = tmp_path / "a.db"
+    path.write_bytes(many[: len(many) * 2 // 3])
     found = recover(path, tmp_path / "b.db")
     assert found.gaps
     assert found.copied["Kernel"] > 50
@@ -91,8 +91,9 @@ def test_records_that_are_not_valid_are_left_out(tmp_path: Path, change: str, ki
     assert len(open_archive(tmp_path / "b.db").find(kind)) == left
 
 
-def test_questions_without_their_texts_are_left_out(tmp_path: Path) -> None:
-    source = archive_of_many(tmp_path / "a.db")
+def test_questions_without_their_texts_are_left_out(tmp_path: Path, many: bytes) -> None:
+    source = tmp_path / "a.db"
+    source.write_bytes(many)
     with closing(sqlite3.connect(source)) as connection, connection:
         connection.execute("DELETE FROM texts WHERE rowid <= 10")
     assert recover(source, tmp_path / "b.db").refused == 10

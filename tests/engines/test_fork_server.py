@@ -20,6 +20,7 @@ from archive.records import Evaluation, Outcome
 from evolve.engines import sandbox
 from evolve.engines.engine import Job
 from evolve.engines.local import LocalEngine
+from evolve.engines.pool import FOLDER_PREFIX
 
 ROOT = Path(__file__).parents[2]
 TWICE = str(ROOT / "tests" / "samples" / "twice.py")
@@ -205,12 +206,21 @@ def test_no_process_outlives_an_engine_that_is_killed(moment: str, victims: str)
     assert all_gone(family)
 
 
+def test_an_engine_removes_the_folder_of_one_that_has_ended() -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    left = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{ended.pid}-"))
+    LocalEngine("emulated", 1).close()
+    assert not left.exists()
+
+
+@pytest.mark.exhaustive
 def test_the_next_engine_removes_the_files_of_a_killed_one() -> None:
     process = engine_process("made")
     process.kill()
     process.communicate()
     LocalEngine("emulated", 1).close()
-    assert not list(Path(tempfile.gettempdir()).glob(f"evolve-engine-{process.pid}-*"))
+    assert not list(Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}{process.pid}-*"))
 
 
 def test_ctrl_c_does_not_end_the_fork_server_or_a_worker(engine: LocalEngine) -> None:

@@ -54,10 +54,13 @@ def test_a_correct_kernel_passes_with_a_measurement_of_every_workload(engine: Lo
         (bad_kernels.TOO_MANY_ARGUMENTS, Outcome.MALFORMED, "takes 3 arguments, the plan gives 4"),
         (bad_kernels.UNKNOWN_TENSOR, Outcome.MALFORMED, "unknown argument `y`"),
         (bad_kernels.CRASHING, Outcome.CRASHED, "illegal memory access|SIGSEGV"),
-        (bad_kernels.HANGING, Outcome.TIMED_OUT, "run took more than 3 s: an endless loop"),
+        pytest.param(
+            bad_kernels.HANGING, Outcome.TIMED_OUT, "run took more than 3 s: an endless loop",
+            marks=pytest.mark.exhaustive,
+        ),
     ],
     ids=lambda value: value.plan.note if isinstance(value, Kernel) else None,
-)
+)  # fmt: skip
 def test_each_bad_kernel_gets_its_outcome_and_a_reason(
     engine: LocalEngine, kernel: Kernel, outcome: Outcome, reason: str
 ) -> None:

@@ -61,6 +61,10 @@ OPS = [
     made(added, {"x": WHOLE, "y": WHOLE}, WHOLE),
     made(spread, {"x": "rows", "y": "columns"}, WHOLE),
 ]
+QUICK = OPS[1:3]  # a reduction, and an op of two tensors
+ops = pytest.mark.parametrize(
+    "op", [pytest.param(op, id=op.name, marks=[] if op in QUICK else pytest.mark.exhaustive) for op in OPS]
+)
 
 
 def a_little_off(op: Op) -> Program:
@@ -134,13 +138,13 @@ def most_held(work: Callable[[Op], None], op: Op) -> int:
 
 
 @pytest.mark.parametrize("work", [checked, looked_at])
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+@ops
 def test_an_evaluation_holds_no_more_memory_than_bytes_held_says(op: Op, work: Callable[[Op], None]) -> None:
     assert 0 < most_held(work, op) <= bytes_held(op, op.gpu[0]) + 2**20
 
 
 @pytest.mark.parametrize("work", [checked_exact, timed_exact, looked_at])
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+@ops
 def test_an_evaluation_of_a_huge_workload_holds_far_less(
     monkeypatch: pytest.MonkeyPatch, op: Op, work: Callable[[Op], None]
 ) -> None:

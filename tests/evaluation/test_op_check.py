@@ -160,7 +160,7 @@ def test_with_too_wide_a_tolerance_zeros_pass_as_means(factor: float, blind: boo
     op = rows_op(
         lambda x: x.mean(-1),
         out="rows",
-        emulated=workloads("float32", {"rows": 32, "cols": 65536}),
+        emulated=workloads("float32", {"rows": 32, "cols": 16384}),
         tolerance=Tolerance(factor),
         values=(),
     )

@@ -26,16 +26,25 @@ print("Roofline" in page.body, "torch" in sys.modules)
 """
 
 
-def test_the_work_is_what_the_ops_themselves_tell() -> None:
-    aside = WorkAside()
-    aside.read([("softmax", H200), ("gelu", H200)])
+UNKNOWN = "/somewhere/mine.py:fused"
+
+
+@pytest.fixture(scope="module")
+def aside() -> WorkAside:
+    """Return what one process has read."""
+    made = WorkAside()
+    made.read([("softmax", H200), ("gelu", H200), ("softmax", CPU), (UNKNOWN, H200)])
+    return made
+
+
+def test_the_work_is_what_the_ops_themselves_tell(aside: WorkAside) -> None:
     assert aside("softmax", H200) == work_of("softmax", H200)
     assert aside("gelu", H200) == work_of("gelu", H200)
     assert aside("softmax", CPU) != aside("softmax", H200)  # other rates
 
 
-def test_an_op_that_the_catalog_does_not_have_has_no_work() -> None:
-    assert WorkAside()("/somewhere/mine.py:fused", H200) == {}
+def test_an_op_that_the_catalog_does_not_have_has_no_work(aside: WorkAside) -> None:
+    assert aside(UNKNOWN, H200) == {}
 
 
 def test_what_cannot_be_read_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def told(request: Request, operator: str, parents: tuple[Candidate, ...], most: 
     return compose(request, operator, parents, REFERENCE, max_tokens=most)[1].content
 
 
-@each({operator: operator for operator in OPERATORS})
+@each({operator: operator for operator in OPERATORS}, quick=(REPAIR, CROSSOVER))
 def test_a_prompt_stays_within_its_limit_when_every_section_is_too_long(operator: str) -> None:
     request, measured = crowded()
     parents = (failed(measured.kernel, log=LONG),) if operator == REPAIR else (measured,) * PARENTS[operator]

@@ -26,6 +26,7 @@ from reference_ops import catalog
 from reference_ops.op import Number, Op, Workload
 
 DEVICE = EmulatedDevice()
+COMPILED: list[EmulatedProgram] = []  # a library stays loaded while a program uses it, so no kernel is compiled twice
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,6 @@ class EmulatedMachine:
     device_type: str = "cpu"
     launched: list[str] = field(default_factory=list)
     planned_launches: list[str] = field(default_factory=list)  # those of calls that were known by their key
-    compiled: list[EmulatedProgram] = field(default_factory=list)  # kept, so that their libraries stay loaded
     # A made-up time of the host: calls of the emulated device are not launches.
     host_us: Callable[[Callable[[], object]], float] = field(default=lambda _: 5.0)
     device_us: Callable[[Callable[[], object], torch.device], float] = field(default=lambda *_: 5.0)
@@ -105,7 +105,7 @@ class EmulatedMachine:
 
     def prepare(self, op: Op, workload: Workload, bound: Bound, _device: torch.device) -> Launchable:
         try:
-            self.compiled.append(DEVICE.compile(bound))
+            COMPILED.append(DEVICE.compile(bound))
         except RejectedError as error:
             raise refusal(error, op, workload, bound) from error
         return Emulated(

@@ -66,7 +66,9 @@ class Landscape:
         best = [math.inf] * len(self.workloads)
         for number, setting in enumerate(order, 1):
             times = self.result(setting).times_us
-            best = [min(held, us) if us else held for held, us in zip(best, times or best, strict=True)]
+            if not any(us and us < held for held, us in zip(best, times or best, strict=True)):
+                continue
+            best = [min(held, us) if us else held for held, us in zip(best, times, strict=True)]
             if _mean_ratio(best, self.optimum_us) <= near:
                 return number
         return None

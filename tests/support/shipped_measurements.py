@@ -1,18 +1,26 @@
-"""What ships with the package was measured on GPUs. Archives of tests hold the shipped kernels without it.
+"""What archives of tests hold of the package: the shipped kernels, without what was measured of them on GPUs.
 
 Otherwise what tests count and rank would change with every release. Tests about shipped measurements write their own
-(`shipping.py`), or use the fixture `shipped_measurements`.
+(`shipping.py`), or use the fixture `shipped_measurements`. Hundreds of tests make an archive, so the kernels are read
+only once.
 """
 
-from collections.abc import Iterator
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import cache
 from importlib.resources.abc import Traversable
 
 import pytest
 
 from archive import library, seeds
+from archive.kernel import Kernel
 from archive.measured import MeasuredKernel
+from archive.rows import rows
+from archive.sqlite import SqliteStore
 
-FOLDER, READ = library.folder, seeds.measurements
+FOLDER, READ, DIGEST, PLANT = library.folder, seeds.measurements, library.digest, seeds.plant
+DIGEST_ONCE: Callable[[], str] = cache(DIGEST)
 
 
 def measured_elsewhere(op: str, root: Traversable | None = None) -> list[MeasuredKernel]:
@@ -20,11 +28,48 @@ def measured_elsewhere(op: str, root: Traversable | None = None) -> list[Measure
     return READ(op, root) if root or library.folder is not FOLDER else []
 
 
+def digest() -> str:
+    return DIGEST_ONCE() if library.folder is FOLDER else DIGEST()
+
+
+@cache
+def seed_rows() -> dict[str, list[tuple[object, ...]]]:
+    """Return the rows of the shipped kernels by table, those of the proposals first."""
+    found = defaultdict[str, list[tuple[object, ...]]](list)
+    now = time.time()
+    for op in library.op_names():
+        for text in library.texts(op).values():
+            for table, row in rows(seeds.proposal(Kernel(text), now)):
+                found[table].append(row)
+    return found
+
+
+def plant(store: SqliteStore) -> int:
+    """Add the shipped kernels to an archive that lacks them, and return how many records were new."""
+    if library.folder is not FOLDER or seeds.measurements is READ:
+        return PLANT(store)
+    if store.has_seeds(digest()):
+        return 0
+    with store.connection:
+        new = [
+            store.connection.executemany(f"INSERT OR IGNORE INTO {table} VALUES ({marks(made[0])})", made).rowcount
+            for table, made in seed_rows().items()
+        ]
+    store.note_seeds(digest(), time.time())
+    return new[0]
+
+
+def marks(row: tuple[object, ...]) -> str:
+    return ", ".join("?" * len(row))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_shipped_measurements() -> Iterator[None]:
     """Leave the package's own measurements out of every archive that this process opens."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(seeds, "measurements", measured_elsewhere)
+        patch.setattr(seeds, "plant", plant)
+        patch.setattr(library, "digest", digest)
         yield
 
 

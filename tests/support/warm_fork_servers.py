@@ -2,8 +2,8 @@
 
 Every engine starts a fork server, which spends over two seconds of CPU on importing PyTorch and compiling the runtime
 of the emulator. Here one process does this for all engines of a test run, and each fork server is a fork of it. It
-becomes a child of the tests' process, as the engine expects. Tests of the start itself use the fixture
-`cold_fork_servers`.
+becomes a child of the tests' process, as the engine expects. Workers compile no kernel that another one has compiled
+(`shared_objects.py`). Tests of the start itself use the fixture `cold_fork_servers`.
 """
 
 import ctypes
@@ -144,6 +144,11 @@ def serve(control: socket.socket) -> None:
     from evolve.devices import choose
 
     choose.preload(WARM)
+    sys.path.append(str(Path(__file__).parent))
+    import shared_objects
+
+    sys.path.pop()  # workers look for modules where users' workers do
+    shared_objects.share()
     while True:
         request, descriptors, _, _ = socket.recv_fds(control, REQUEST_BYTES, 2)
         if not request:
