@@ -50,14 +50,14 @@ def opened(path: Path, *, read_only: bool = False) -> SqliteStore:
     """Open an archive that holds what the package ships. One that cannot be written is opened as it is."""
     store = open_archive(path, read_only=read_only)
     if not read_only:
-        plant(store)
+        add(store)
     elif not store.has_seeds(library.digest()):
         with suppress(ArchiveError, sqlite3.OperationalError), closing(open_archive(path)) as writable:
-            plant(writable)
+            add(writable)
     return store
 
 
-def plant(store: SqliteStore) -> int:
+def add(store: SqliteStore) -> int:
     """Add what ships with the package to an archive that lacks it, and return how many records were new."""
     digest = library.digest()
     if store.has_seeds(digest):

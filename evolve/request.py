@@ -118,22 +118,22 @@ class Proposer(Protocol):
         """Yield proposals as they arrive, or none if nothing is left to try."""
 
 
-MOST_FRUITLESS = 100  # requests in a row without a kernel, after which a proposer is no longer asked
+MOST_WITHOUT_KERNEL = 100  # requests in a row without a kernel, after which a proposer is no longer asked
 
 
 class Bounded:
     """A proposer that stops after too many requests without a kernel, which no budget of evaluations ends."""
 
     def __init__(self, proposer: Proposer) -> None:
-        self._proposer, self._fruitless = proposer, 0
+        self._proposer, self._without_kernel = proposer, 0
 
     @property
     def name(self) -> str:
         return self._proposer.name
 
     def propose(self, request: Request) -> Iterator[Proposal]:
-        if self._fruitless >= MOST_FRUITLESS:
+        if self._without_kernel >= MOST_WITHOUT_KERNEL:
             return
         for proposal in self._proposer.propose(request):
-            self._fruitless = 0 if proposal.kernel else self._fruitless + 1
+            self._without_kernel = 0 if proposal.kernel else self._without_kernel + 1
             yield proposal

@@ -174,7 +174,7 @@ class Op:
     tolerance: Tolerance = Tolerance()
     backward: tuple[str, ...] = ()  # the ops that compute its gradients
     note: str = ""
-    # Returns a module that defines the op without its file, for ops that are made from someone else's file.
+    # Returns a module that defines the op without its file, for ops that are made from a task's file.
     standalone: Callable[[], str] | None = None
 
     def __post_init__(self) -> None:

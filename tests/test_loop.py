@@ -17,7 +17,7 @@ from archive.sqlite import SqliteStore, open_archive
 from evolve.engines.engine import Job
 from evolve.loop import evolve
 from evolve.proposers.tuner.proposer import OfflineProposer
-from evolve.request import MOST_FRUITLESS, Request
+from evolve.request import MOST_WITHOUT_KERNEL, Request
 from evolve.search import GENERATION, Search
 from evolve.selection import population
 from evolve.selection.view import OpView
@@ -60,7 +60,7 @@ class OnlyFailures:
 
 
 @dataclass(frozen=True)
-class Parrot:
+class RepeatingModel:
     """A model that proposes the same kernel again and again."""
 
     name: str = "model"
@@ -124,13 +124,13 @@ def test_a_model_that_writes_no_kernel_ends_the_run_although_that_is_no_evaluati
     store: SqliteStore,
 ) -> None:
     events = list(evolve(search(tries=20), [], OnlyFailures(), engine_by_threads(), store))
-    assert MOST_FRUITLESS <= len(events) < MOST_FRUITLESS + GENERATION
+    assert MOST_WITHOUT_KERNEL <= len(events) < MOST_WITHOUT_KERNEL + GENERATION
     assert all(proposal.failure for proposal in store.find(Proposal))
 
 
 def test_a_model_that_repeats_itself_ends_the_run_too(store: SqliteStore) -> None:
     engine = engine_by_threads()
-    list(evolve(search(tries=5), [], Parrot(), engine, store))
+    list(evolve(search(tries=5), [], RepeatingModel(), engine, store))
     assert len(engine.evaluated) == 1
 
 
@@ -189,7 +189,7 @@ def test_a_kernel_that_differs_only_in_its_note_is_not_evaluated_again(store: Sq
     again = bad_kernels.twice_kernel(note="in other words")
     run(store, engine, tries=1)
     store.append(replace(SEED, kernel=again))
-    list(evolve(search(tries=1), [], Parrot(), engine, store))
+    list(evolve(search(tries=1), [], RepeatingModel(), engine, store))
     assert [kernel.id for kernel in engine.evaluated] == [SEED.kernel_id]
     verdict = population.latest(store.find(Evaluation), CPU.key)[again.id]
     assert verdict.outcome is Outcome.DUPLICATE

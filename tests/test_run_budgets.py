@@ -17,7 +17,7 @@ from evolve import budget
 from evolve.budget import Ended, Spent
 from evolve.loop import evolve
 from evolve.prompting.operators import DESIGNS
-from evolve.request import MOST_FRUITLESS, Left, Request
+from evolve.request import MOST_WITHOUT_KERNEL, Left, Request
 from evolve.search import GENERATION, Search
 from evolve.selection import population
 from evolve.selection.scope import Scope
@@ -113,7 +113,7 @@ def test_replies_without_a_kernel_are_no_evaluations_and_end_the_run_if_there_is
 ) -> None:
     assert run(store, Budget(evals=12), PricedModel(prose=True), timed_engine()) is Ended.NOTHING
     assert spent(store).evals == 0
-    assert len(store.find(Proposal)) >= MOST_FRUITLESS
+    assert len(store.find(Proposal)) >= MOST_WITHOUT_KERNEL
 
 
 def test_a_run_that_has_spent_everything_only_confirms_when_it_is_resumed(store: SqliteStore) -> None:
@@ -152,7 +152,7 @@ def test_requests_without_a_reply_end_the_run_although_they_count_as_no_evaluati
     model = Silent()
     search = Search("run", op(), TWICE, 7, Budget(evals=1000), time.monotonic() + 60.0, SCOPE)
     assert outcome(evolve(search, [], model, timed_engine(), store)) is Ended.NOTHING
-    assert MOST_FRUITLESS <= model.asked < MOST_FRUITLESS + GENERATION
+    assert MOST_WITHOUT_KERNEL <= model.asked < MOST_WITHOUT_KERNEL + GENERATION
 
 
 @dataclass

@@ -140,7 +140,7 @@ def _show_events(session: Session, events: RunEvents[Event], output: Console) ->
                 signals.check()
     else:
         log = EventLog(watcher, workloads, meter.started)
-        backends.phases.heard = _printing_waits(log, output)
+        backends.phases.on_wait = _printing_waits(log, output)
         backends.phases.found = _printing_found(log, output)
         for event in events:
             for line in log.lines(event):
@@ -178,7 +178,7 @@ def _show_campaign_events(
             for op, search in searches.items()
         }
         first = next(iter(logs.values()))
-        backends.phases.heard = _printing_waits(first, output)
+        backends.phases.on_wait = _printing_waits(first, output)
         backends.phases.found = _printing_found(first, output)
         for event in events:
             if not isinstance(event, Slice):
@@ -190,11 +190,11 @@ def _show_campaign_events(
 def _printing_waits(log: EventLog, output: Console) -> Callable[[str], None]:
     """Return a function that prints why a question waits. It is called by the thread that waits."""
 
-    def heard(reason: str) -> None:
+    def printed(reason: str) -> None:
         for line in log.waits(reason):
             output.print(line, soft_wrap=True)
 
-    return heard
+    return printed
 
 
 def _printing_found(log: EventLog, output: Console) -> Callable[[str, str], None]:

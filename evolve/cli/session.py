@@ -360,12 +360,12 @@ def print_waits(phases: "Phases", output: Console) -> None:
     """Print every reason to wait from now on, each once, and each kernel that waits for its baselines."""
     printed = set[str]()
 
-    def heard(reason: str) -> None:
+    def shown(reason: str) -> None:
         if reason not in printed:
             printed.add(reason)
             say(output, reason, begin="waiting: ")
 
-    phases.heard = heard
+    phases.on_wait = shown
     phases.found = lambda kernel_id, phase: say(output, f"{short(kernel_id)} {phase}")
 
 

@@ -20,7 +20,7 @@ from evolve.devices import choose
 from evolve.engines.cluster import AUTO, allocation_of, connect, default_device, sentence
 from evolve.engines.engine import Job, TakesPauses
 from evolve.engines.messages import WAITING, Assignment, Done, Message, Ready, decode, encode
-from evolve.engines.station import Fault, Hello, Parcel, Station, Watch, own_versions
+from evolve.engines.station import Fault, Hello, RemoteJob, Station, Watch, own_versions
 from evolve.errors import UserError
 from evolve.evaluation.requests import ProfileRequest, ProfileResult, TimingRequest, TimingResult
 from reference_ops import catalog
@@ -158,7 +158,7 @@ class RayEngine:
 
     def _fill(self, incoming: Iterator[Job | None]) -> bool:
         """Give jobs to the actors that have the fewest; return whether there are no more."""
-        parcels: dict[_Slot, list[_Ticket]] = {}
+        chosen: dict[_Slot, list[_Ticket]] = {}
         ended = False
         while any(slot.free > 0 for slot in self._slots):
             if not self._waiting:
@@ -172,9 +172,9 @@ class RayEngine:
             ticket = self._waiting.popleft()
             slot.tickets[ticket.number] = ticket
             slot.alone = ticket.losses >= MOST_LOSSES
-            parcels.setdefault(slot, []).append(ticket)
-        for slot, tickets in parcels.items():
-            slot.actor.submit.remote([_parcel(ticket) for ticket in tickets])
+            chosen.setdefault(slot, []).append(ticket)
+        for slot, tickets in chosen.items():
+            slot.actor.submit.remote([_remote_job(ticket) for ticket in tickets])
             for ticket in tickets:
                 self._watch(ticket.job.kernel.id, WAITING)
         return ended
@@ -345,14 +345,14 @@ def located(fault: Fault) -> UserError:
     return UserError(f"{fault.message} (on the node {fault.host})", fault.hint)
 
 
-def _parcel(ticket: _Ticket) -> Parcel:
+def _remote_job(ticket: _Ticket) -> RemoteJob:
     job = ticket.job
     assignment = Assignment(job.kernel.text, job.op, job.bars, job.confirm, 0, None)
     unique = job.duplicates is not None and not job.confirm
     file, text = "", ""
     if catalog.is_path(job.op) and (path := catalog.locate(job.op)).suffix == ".py":
         file, text = str(path), path.read_text(encoding="utf-8")
-    return Parcel(ticket.number, encode(assignment), unique, file, text)
+    return RemoteJob(ticket.number, encode(assignment), unique, file, text)
 
 
 def _evaluation(line: bytes) -> Evaluation:

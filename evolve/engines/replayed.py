@@ -35,11 +35,11 @@ class SeenStore:
 def seen_by(run: Run, whole: Store, device: DeviceInfo) -> SeenStore:
     """Return the archive as it was when the run began, as far as a search for the run's op on the device reads it."""
     proposals = [one for one in whole.find(Proposal, run.op) if one.created < run.created]
-    planted = {one.kernel_id for one in whole.find(ProposalSummary, proposer=SHIPPED) if one.created < run.created}
+    seeded = {one.kernel_id for one in whole.find(ProposalSummary, proposer=SHIPPED) if one.created < run.created}
     found = [one for one in whole.find(Evaluation, run.op) if one.created < run.created]
     # A shipped verdict is older than its archive: it was there if its kernel was.
-    evaluations = [one for one in found if not one.shipped or one.kernel_id in planted]
-    donated = whole.find(Evaluation, ids=list(_best_of_others(run, whole, device, planted)))
+    evaluations = [one for one in found if not one.shipped or one.kernel_id in seeded]
+    donated = whole.find(Evaluation, ids=list(_best_of_others(run, whole, device, seeded)))
     evaluated = {one.kernel_id for one in (*evaluations, *donated)}
     kept = evaluated | {proposal.kernel_id for proposal in proposals}
     ids = {one.id for one in evaluations}
@@ -55,14 +55,14 @@ def seen_by(run: Run, whole: Store, device: DeviceInfo) -> SeenStore:
     return SeenStore(seen, whole)
 
 
-def _best_of_others(run: Run, whole: Store, device: DeviceInfo, planted: Collection[str]) -> Iterator[str]:
+def _best_of_others(run: Run, whole: Store, device: DeviceInfo, seeded: Collection[str]) -> Iterator[str]:
     """Yield the evaluation with the largest speedup of each other op, because kernels may be ported from there."""
     measured = [
         (one, shipped)
         for shipped in (True, False)
         for one in whole.find(EvaluationSummary, device=device.key, passed=True, measured=True, shipped=shipped)
     ]
-    found = [one for one, shipped in measured if not shipped or one.kernel_id in planted]
+    found = [one for one, shipped in measured if not shipped or one.kernel_id in seeded]
     latest = {one.kernel_id: one for one in found if one.created < run.created and one.op != run.op}
     best: dict[str, EvaluationSummary] = {}
     for one in latest.values():

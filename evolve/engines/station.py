@@ -63,7 +63,7 @@ class Hello:
 
 
 @dataclass(frozen=True)
-class Parcel:
+class RemoteJob:
     """A job on its way to a station. The op's file is sent along if there is one: machines may not share a disk."""
 
     number: int
@@ -113,14 +113,14 @@ class Station:
         except UserError as error:
             return Fault(str(error), error.hint, self._host)
 
-    def submit(self, parcels: list[Parcel]) -> None:
-        for parcel in parcels:
-            assignment = decode(parcel.assignment)
-            assert isinstance(assignment, Assignment)  # noqa: S101 - a parcel holds nothing else
-            kernel, op = genome.parse(assignment.kernel), self._local(assignment.op, parcel)
-            codes = self._codes[kernel.op] if parcel.unique else None
+    def submit(self, jobs: list[RemoteJob]) -> None:
+        for remote in jobs:
+            assignment = decode(remote.assignment)
+            assert isinstance(assignment, Assignment)  # noqa: S101 - a remote job holds nothing else
+            kernel, op = genome.parse(assignment.kernel), self._local(assignment.op, remote)
+            codes = self._codes[kernel.op] if remote.unique else None
             job = Job(kernel, op, assignment.bars, assignment.confirm, codes)
-            self._ready.submit(job, lambda answer, number=parcel.number: self._answer(number, answer))  # type: ignore[misc]
+            self._ready.submit(job, lambda answer, number=remote.number: self._answer(number, answer))  # type: ignore[misc]
 
     def events(self) -> Events:
         """Return what has happened, as soon as something has."""
@@ -167,15 +167,15 @@ class Station:
                 self._events.faults.append(Fault(f"{type(answer).__name__}: {answer}", "", self._host))
             self._happened.notify_all()
 
-    def _local(self, op: str, parcel: Parcel) -> str:
+    def _local(self, op: str, remote: RemoteJob) -> str:
         """Return the op's locator on this machine: a file that is missing here, or differs, is written."""
-        file = Path(parcel.file)
-        if not parcel.file or (file.is_file() and file.read_text(encoding="utf-8") == parcel.text):
+        file = Path(remote.file)
+        if not remote.file or (file.is_file() and file.read_text(encoding="utf-8") == remote.text):
             return op
-        own = self._folder / hashlib.sha256(parcel.text.encode()).hexdigest()[:16] / file.name
+        own = self._folder / hashlib.sha256(remote.text.encode()).hexdigest()[:16] / file.name
         own.parent.mkdir(exist_ok=True)
-        own.write_text(parcel.text, encoding="utf-8")
-        return op.replace(parcel.file, str(own))
+        own.write_text(remote.text, encoding="utf-8")
+        return op.replace(remote.file, str(own))
 
 
 class OwnCodes:

@@ -213,7 +213,7 @@ class Evaluator:
     cache: BaselineCache = field(default_factory=baselines.cache)
     timed: dict[tuple[str, str], Baselines] = field(default_factory=dict)  # by op and workload
     defers: bool = False  # leave out unknown times of torch.compile; the engine completes measurements later
-    lacking: list[str] = field(default_factory=list)  # workloads at which the last evaluation knew eager's time alone
+    lacking: list[str] = field(default_factory=list)  # workloads that lack times of torch.compile
 
     def __post_init__(self) -> None:
         self.arena = Arena(self.device.torch_device, self.device.tools.fenced)

@@ -58,7 +58,7 @@ def _check_names(op: Op) -> None:
 
 
 def _module(op: Op, path: Path) -> OpModule:
-    """Return the op's file, or what stands for it if the op was made from someone else's file."""
+    """Return the op's file, or the file that replaces it if the op was made from a task's file."""
     if op.standalone is None:
         if not path.stem.isidentifier() or keyword.iskeyword(path.stem):
             raise NotPortableError(f"its file {path.name} cannot be a module of the package: rename it")

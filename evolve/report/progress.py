@@ -63,7 +63,7 @@ class Phases:
     def __init__(self) -> None:
         self._now: dict[str, str] = {}
         self._waits: dict[str, str] = {}
-        self.heard: Callable[[str], None] | None = None  # called with each reason to wait
+        self.on_wait: Callable[[str], None] | None = None  # called with each reason to wait
         self.found: Callable[[str, str], None] | None = None  # called with a kernel that is right, and its phase
 
     def watch(self, kernel_id: str, phase: str) -> None:
@@ -86,8 +86,8 @@ class Phases:
             self._waits.pop(key, None)
             return
         self._waits[key] = reason
-        if self.heard:
-            self.heard(reason)
+        if self.on_wait:
+            self.on_wait(reason)
 
     def waits(self) -> tuple[str, ...]:
         return tuple(self._waits.values())

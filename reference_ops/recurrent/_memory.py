@@ -1,4 +1,5 @@
-"""Inputs that give some units a long memory, to detect kernels that cut sequences into pieces; other units forget."""
+"""Inputs for which some units keep their state over long sequences and others do not, to detect kernels that cut
+sequences into pieces."""
 
 import math
 import random

@@ -40,7 +40,7 @@ def test_an_archive_holds_the_shipped_kernels_once_it_is_opened(tmp_path: Path) 
 
 def test_opening_an_archive_again_adds_nothing(tmp_path: Path) -> None:
     seeds.opened(tmp_path / "a.db").close()
-    assert seeds.plant(open_archive(tmp_path / "a.db")) == 0
+    assert seeds.add(open_archive(tmp_path / "a.db")) == 0
 
 
 def test_a_reader_finds_the_shipped_kernels_in_an_archive_of_an_earlier_version(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_an_archive_that_cannot_be_written_is_read_as_it_is(tmp_path: Path, monk
     def refused(*_: object) -> int:
         raise ArchiveError("attempt to write a readonly database")
 
-    monkeypatch.setattr(seeds, "plant", refused)
+    monkeypatch.setattr(seeds, "add", refused)
     assert seeds.opened(tmp_path / "a.db", read_only=True).find(Kernel) == []
 
 

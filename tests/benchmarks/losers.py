@@ -95,7 +95,7 @@ def _met(times: Sequence[float], seed: int, *, with_bar: bool) -> Ranked:
     for n in rng.sample(range(len(times)), len(times)):
         bar_us = min(found.values(), default=None) if with_bar else None
         samples: list[float] = []
-        own = random.Random(f"{seed} {n}")  # the same samples both ways
+        own = random.Random(f"{seed} {n}")  # the same samples with and without a bar
         while _continue(samples, 0.0, bar_us, math.inf):
             disturbed = own.uniform(1.05, 2.0) if own.random() < DISTURBED else 1.0
             samples.append(times[n] * math.exp(own.gauss(0.0, NOISE)) * disturbed)

@@ -211,7 +211,7 @@ HONEST = {
     "a smallest distance": (
         "parts[blockIdx.x] = x[0]; if (atomicMin(flags, n) > n) y[blockIdx.x] = parts[n];"
     ),
-    "counts that nobody reads": (
+    "counts that no block reads": (
         "parts[blockIdx.x] = x[0]; atomicAdd(&flags[threadIdx.x], 1); y[blockIdx.x] = parts[blockIdx.x] + x[1];"
     ),
     "sums read volatile": (

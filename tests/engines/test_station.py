@@ -17,7 +17,7 @@ from evolve.engines.station import (
     Fault,
     Hello,
     OwnCodes,
-    Parcel,
+    RemoteJob,
     Station,
     own_versions,
 )
@@ -27,8 +27,8 @@ from evolve.evaluation.requests import ProfileRequest, ProfileResult
 OWN = own_versions()
 
 
-def parcel(kernel: Kernel, number: int = 7, op: str = "twice", file: str = "", text: str = "") -> Parcel:
-    return Parcel(
+def parcel(kernel: Kernel, number: int = 7, op: str = "twice", file: str = "", text: str = "") -> RemoteJob:
+    return RemoteJob(
         number, encode(Assignment(kernel.text, op, (), confirm=False, shapes_seed=0, device=None)), True, file, text
     )
 

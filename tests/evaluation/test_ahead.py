@@ -59,7 +59,7 @@ class Compiler:
 
 @pytest.fixture
 def benchmarker(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """Let torch.compile measure with a stand-in: what is changed for a compilation ahead stays in the process."""
+    """Replace what torch.compile measures with, because compiling ahead changes it for the rest of the process."""
     made = SimpleNamespace(benchmark_gpu=lambda: 1.0, benchmark=lambda: 1.0, infer_device=lambda: "cuda")
     module = import_module("torch._inductor.runtime.benchmarking")
     monkeypatch.setattr(module, "benchmarker", made)

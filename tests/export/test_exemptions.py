@@ -1,4 +1,4 @@
-"""What an op leaves undefined is said where somebody relies on it: in prompts and in exported docstrings."""
+"""What an op leaves undefined is stated in prompts and in exported docstrings."""
 
 import ast
 

@@ -195,9 +195,9 @@ def test_an_op_that_is_not_allowed_has_no_kernel() -> None:
 
 
 def test_a_kernel_that_needs_more_workspace_than_allowed_gives_way() -> None:
-    hungry = kernel('[workspace]\nsums = { shape = ["rows"], dtype = "float32" }')
-    kernels = {hungry: [measured(256, 20.0)], LONG: [measured(256, 30.0)]}
-    assert choose(kernels, asked_with(workspace_limit=4096)).shipped.id == hungry.id
+    with_workspace = kernel('[workspace]\nsums = { shape = ["rows"], dtype = "float32" }')
+    kernels = {with_workspace: [measured(256, 20.0)], LONG: [measured(256, 30.0)]}
+    assert choose(kernels, asked_with(workspace_limit=4096)).shipped.id == with_workspace.id
     assert choose(kernels, asked_with(workspace_limit=4095)).shipped.id == LONG.id
 
 

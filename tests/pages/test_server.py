@@ -1,4 +1,4 @@
-"""The server: who gets an answer, what the answers forbid, and that nothing is written."""
+"""The server: which requests it answers, what its answers forbid, and that it writes nothing."""
 
 import asyncio
 import re

@@ -19,7 +19,7 @@ from archive.measured import MeasuredKernel
 from archive.rows import rows
 from archive.sqlite import SqliteStore
 
-FOLDER, READ, DIGEST, PLANT = library.folder, seeds.measurements, library.digest, seeds.plant
+FOLDER, READ, DIGEST, ADD = library.folder, seeds.measurements, library.digest, seeds.add
 DIGEST_ONCE: Callable[[], str] = cache(DIGEST)
 
 
@@ -44,10 +44,10 @@ def seed_rows() -> dict[str, list[tuple[object, ...]]]:
     return found
 
 
-def plant(store: SqliteStore) -> int:
+def add(store: SqliteStore) -> int:
     """Add the shipped kernels to an archive that lacks them, and return how many records were new."""
     if library.folder is not FOLDER or seeds.measurements is READ:
-        return PLANT(store)
+        return ADD(store)
     if store.has_seeds(digest()):
         return 0
     with store.connection:
@@ -68,7 +68,7 @@ def no_shipped_measurements() -> Iterator[None]:
     """Leave the package's own measurements out of every archive that this process opens."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(seeds, "measurements", measured_elsewhere)
-        patch.setattr(seeds, "plant", plant)
+        patch.setattr(seeds, "add", add)
         patch.setattr(library, "digest", digest)
         yield
 

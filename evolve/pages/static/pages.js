@@ -167,7 +167,7 @@
   function replace(part, found) {
     const text = found.innerHTML;
     const field = document.activeElement;
-    if (part.dataset.text === text || (part.contains(field) && field.matches("input"))) return;  // nobody loses a word
+    if (part.dataset.text === text || (part.contains(field) && field.matches("input"))) return;  // text that is being typed is kept
     const opened = [...part.querySelectorAll("details")].map((one) => one.open);
     const scrolled = [...part.querySelectorAll(".scroll")].map((one) => one.scrollTop);
     const before = part.cloneNode(false);

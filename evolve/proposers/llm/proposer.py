@@ -31,7 +31,7 @@ from evolve.proposers.llm.questions import Prompt, drafts, opening, reference_so
 from evolve.proposers.llm.reply import proposal_from
 from evolve.request import Left, Request, Trial
 
-MOST_FRUITLESS = 32  # prompts in a row without a kernel, after which the run stops
+MOST_WITHOUT_KERNEL = 32  # prompts in a row without a kernel, after which the run stops
 MOST_ALIKE = 8  # the same if none of them gets a reply, all for the same reason
 MOST_UNFINISHED = 4  # the same if the replies are paid for, but not whole, all for the same reason
 TOO_LATE = "the deadline passed before an answer arrived"
@@ -43,7 +43,7 @@ Dispatch = Callable[
 
 
 @dataclass(frozen=True)
-class Fruitless:
+class WithoutKernel:
     """A prompt that gave no kernel."""
 
     failure: str
@@ -59,7 +59,9 @@ class LlmProposer:
     chat: Chat
     dispatch: Dispatch = ask_concurrently  # sends prompts and yields answers; a replay keeps the recorded order
     _unusable: dict[str, UserError] = field(default_factory=dict, repr=False, compare=False)  # by signature
-    _fruitless: list["Fruitless"] = field(default_factory=list, repr=False, compare=False)  # since the last kernel
+    _without_kernel: list["WithoutKernel"] = field(
+        default_factory=list, repr=False, compare=False
+    )  # since the last kernel
 
     @property
     def name(self) -> str:
@@ -131,33 +133,35 @@ class LlmProposer:
 
     def _note(self, answer: Answer, proposal: Proposal, *, limited: bool) -> None:
         if not proposal.failure:  # a kernel, or words that were asked for
-            self._fruitless.clear()
+            self._without_kernel.clear()
         elif answer.failure != TOO_LATE:
             replied, whole = bool(answer.text or answer.cost.tokens), limited or not unfinished(answer.failure)
-            self._fruitless.append(Fruitless(proposal.failure, replied, unfinished=not whole))
+            self._without_kernel.append(WithoutKernel(proposal.failure, replied, unfinished=not whole))
 
     def _unanswered(self) -> list[str]:
         """Return why the last prompts got no reply at all, since the last reply."""
-        return [one.failure for one in takewhile(lambda one: not one.replied, reversed(self._fruitless))]
+        return [one.failure for one in takewhile(lambda one: not one.replied, reversed(self._without_kernel))]
 
     def _hopeful(self) -> bool:
         """Return whether it makes sense to go on asking, because not all of the last prompts failed."""
         unanswered = self._unanswered()
         alike = len(unanswered) >= MOST_ALIKE and len(set(map(kind_of, unanswered[:MOST_ALIKE]))) == 1
-        return not alike and len(self._unfinished()) < MOST_UNFINISHED and len(self._fruitless) < MOST_FRUITLESS
+        return (
+            not alike and len(self._unfinished()) < MOST_UNFINISHED and len(self._without_kernel) < MOST_WITHOUT_KERNEL
+        )
 
     def _unfinished(self) -> list[str]:
         """Return why the last replies were not whole, as far back as the reason is the same."""
-        last = [one.failure for one in takewhile(lambda one: one.unfinished, reversed(self._fruitless))]
+        last = [one.failure for one in takewhile(lambda one: one.unfinished, reversed(self._without_kernel))]
         return list(takewhile(lambda failure: kind_of(failure) == kind_of(last[0]), last))
 
     def _check_hopeful(self) -> None:
         """Raise a UserError after too many prompts without a kernel, because --evals would never end the run."""
         if self._hopeful():
             return
-        silent, number, reason = len(self._unanswered()), len(self._fruitless), self._fruitless[-1].failure
+        silent, number, reason = len(self._unanswered()), len(self._without_kernel), self._without_kernel[-1].failure
         cut = len(self._unfinished())
-        self._fruitless.clear()
+        self._without_kernel.clear()
         if cut >= MOST_UNFINISHED:
             raise UserError(
                 f"{self.name} finished none of its last {cut} replies, which were paid for: {reason}", unfinished_hint()

@@ -26,7 +26,7 @@ from archive.proposals import Proposal
 from evolve.errors import UserError
 from evolve.proposers.llm.endpoint import Endpoints
 from evolve.proposers.llm.models import CONCURRENCY, Model
-from evolve.proposers.llm.proposer import MOST_ALIKE, MOST_FRUITLESS, MOST_UNFINISHED, LlmProposer
+from evolve.proposers.llm.proposer import MOST_ALIKE, MOST_WITHOUT_KERNEL, MOST_UNFINISHED, LlmProposer
 from evolve.request import Left
 
 GOOD = answer(in_fence(KERNEL_TEXT))
@@ -152,10 +152,12 @@ def test_a_model_that_only_talks_ends_the_run_with_the_reason() -> None:
     said: list[Proposal] = []
     with ScriptedEndpoint(otherwise=answer("Use warps.")) as endpoint:
         asked = proposer(endpoint)
-        rounds = (asked.propose(replace(request(4), left=Left(evals=5))) for _ in range(MOST_FRUITLESS))
-        with pytest.raises(UserError, match=f"no kernel in answer to the last {MOST_FRUITLESS} questions; ") as stopped:
+        rounds = (asked.propose(replace(request(4), left=Left(evals=5))) for _ in range(MOST_WITHOUT_KERNEL))
+        with pytest.raises(
+            UserError, match=f"no kernel in answer to the last {MOST_WITHOUT_KERNEL} questions; "
+        ) as stopped:
             said.extend(itertools.chain.from_iterable(rounds))
-    assert len(endpoint.requests) == MOST_FRUITLESS
+    assert len(endpoint.requests) == MOST_WITHOUT_KERNEL
     assert said[-1].failure in str(stopped.value)
 
 
@@ -218,7 +220,7 @@ def test_a_server_that_sends_a_little_now_and_then_has_no_more_time_than_a_silen
 
 def test_a_model_that_never_answers_ends_the_run() -> None:
     def ask_on(asked: LlmProposer) -> None:
-        for _ in range(MOST_FRUITLESS):
+        for _ in range(MOST_WITHOUT_KERNEL):
             list(asked.propose(replace(request(4), left=Left(tokens=10**6))))
 
     letters = itertools.cycle("abcdefgh")
@@ -226,7 +228,7 @@ def test_a_model_that_never_answers_ends_the_run() -> None:
     with ScriptedEndpoint([*failures[:20], GOOD, *failures[20:]]) as endpoint:
         with pytest.raises(UserError, match="answered none of the last"):
             ask_on(proposer(endpoint))
-        assert 20 + MOST_FRUITLESS < len(endpoint.requests) <= 20 + MOST_FRUITLESS + 8
+        assert 20 + MOST_WITHOUT_KERNEL < len(endpoint.requests) <= 20 + MOST_WITHOUT_KERNEL + 8
 
 
 def test_a_limit_in_usd_is_refused_after_a_reply_without_a_price() -> None:
