@@ -26,7 +26,7 @@ from archive.proposals import Proposal
 from evolve.errors import UserError
 from evolve.proposers.llm.endpoint import Endpoints
 from evolve.proposers.llm.models import CONCURRENCY, Model
-from evolve.proposers.llm.proposer import MOST_ALIKE, MOST_WITHOUT_KERNEL, MOST_UNFINISHED, LlmProposer
+from evolve.proposers.llm.proposer import MOST_ALIKE, MOST_UNFINISHED, MOST_WITHOUT_KERNEL, LlmProposer
 from evolve.request import Left
 
 GOOD = answer(in_fence(KERNEL_TEXT))
