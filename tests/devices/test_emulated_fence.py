@@ -6,13 +6,13 @@ import sys
 import pytest
 import torch
 
-from evolve.devices.emulated.fence import fenced
+from evolve.devices.emulated.device import fenced
 
 SIZES = (1, 4096, 100_000)
 # Reads bytes, the first 16 of which are the last that may be read, each time in a process of its own.
 READS = f"""
 import ctypes, os
-from evolve.devices.emulated.fence import fenced
+from evolve.devices.emulated.device import fenced
 
 def read(count, nbytes):
     memory = fenced(nbytes)

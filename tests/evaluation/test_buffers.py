@@ -6,7 +6,7 @@ import random
 import torch
 from each import each
 
-from evolve.devices.emulated.fence import fenced
+from evolve.devices.emulated.device import fenced
 from evolve.evaluation.buffers import (
     FENCED_BYTES,
     GAP_BYTES,

@@ -3,6 +3,7 @@
 import _ctypes
 import ctypes
 import math
+import mmap
 import platform
 import struct
 import tempfile
@@ -21,7 +22,6 @@ from evolve.devices import state
 from evolve.devices.device import CompileResult, Program, RejectedError, Tools
 from evolve.devices.emulated import ARCH, POLICY, compiler
 from evolve.devices.emulated.compiler import WatchedVariable, watched_variables
-from evolve.devices.emulated.fence import fenced
 
 SMS, SHARED_BYTES = 4, 232448
 MAX_RESIDENT_BLOCKS, THREADS_PER_SM = 128, 2048
@@ -30,6 +30,19 @@ FAILURES = {1: Outcome.LAUNCH_ERROR, 2: Outcome.CRASHED, 3: Outcome.ILLEGAL, 4: 
 CValue = ctypes.Array[ctypes.c_char]
 ENVIRONMENT_BYTES, SSE_FLAGS = 64, 0x3F  # more than C's `fenv_t` has; the lowest bits of MXCSR
 C_LIBRARY = ctypes.CDLL(None)
+NO_ACCESS = 0  # PROT_NONE
+
+
+def fenced(nbytes: int) -> torch.Tensor | None:
+    """Return at least so many bytes that end where access ends; None where the system cannot forbid access."""
+    protect = getattr(C_LIBRARY, "mprotect", None)
+    if protect is None:
+        return None
+    usable = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, usable + mmap.PAGESIZE)
+    tensor = torch.frombuffer(memory, dtype=torch.uint8, count=usable)  # it keeps the mapping
+    fence = ctypes.c_void_p(tensor.data_ptr() + usable)
+    return None if protect(fence, ctypes.c_size_t(mmap.PAGESIZE), NO_ACCESS) else tensor
 
 
 class EmulatedDevice:
