@@ -59,7 +59,7 @@ def test_shipped_kernels_that_a_run_evaluated_count_for_it() -> None:
     assert spent("run", history(Leg("run", 0.0), seed, judged(1, 1.0))).evals == 1
 
 
-def test_leftovers_of_another_run_count_for_the_run_that_evaluates_them() -> None:
+def test_pending_kernels_of_another_run_count_for_the_run_that_evaluates_them() -> None:
     past = history(Leg("old", 0.0), proposed(1, 1.0, run="old"), Leg("run", 100.0), judged(1, 101.0))
     assert spent("run", past).evals == 1
     assert spent("run", past).seconds == 1.5

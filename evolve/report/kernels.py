@@ -119,7 +119,7 @@ def _verdicts_and_proposals(
 
 
 def _lists_pending(store: Store, device: DeviceInfo, choice: Choice) -> bool:
-    """Return whether kernels without a verdict are meant too: if they are asked for, or by the device of the run."""
+    """Return whether to list kernels without a verdict: if they are asked for, or if the run is on this device."""
     if choice.outcome:
         return PENDING.startswith(choice.outcome)
     return any(run.device == device.key for run in store.find(Run, ids=[choice.run] if choice.run else []))

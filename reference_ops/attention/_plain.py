@@ -18,7 +18,7 @@ EVERYTHING = 1 << 30  # a window that hides no key
 # numbers, rounding alone would decide which key has all the weight.
 FARTHEST = 4.0
 # Makes each query attend to a few keys. Otherwise its result shrinks with the number of keys, and a wrong result among
-# thousands would hide behind the rounding of the first results, which are the largest.
+# thousands would be smaller than the rounding of the first results, which are the largest.
 SHARPER = 3.0
 MODERATE = 2.0  # gradients of such numbers neither overflow nor are differences of much larger numbers
 # With constant inputs all queries have the same log-sum-exp, and fewer bits may happen to represent it. Where one value
@@ -171,7 +171,7 @@ OPEN = dict.fromkeys(NOT_FINITE, "whether a hidden key is multiplied by its weig
 def lean_to_own_key(q: torch.Tensor, k: torch.Tensor) -> None:
     """Give about half of each query's weight to the key at its own position, however many keys it sees.
 
-    Otherwise gradients shrink with their position, and a wrong one would hide behind the rounding of the first.
+    Otherwise gradients shrink with their position, and a wrong one would be smaller than the rounding of the first.
     """
     score = math.log(k.shape[2]) + 0.5  # the exponentials of the other keys sum to about as much
     keys, root = wide(repeated(k, q)), q.shape[-1] ** 0.5

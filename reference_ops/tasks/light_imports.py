@@ -53,7 +53,7 @@ def _not_disabled(function: object, *_args: object, **_options: object) -> objec
 
 
 class _NoExpression:
-    """The class of no object: no size is an expression."""
+    """Stand-in for the class of symbolic expressions, of which no size is an instance."""
 
 
 def _number(value: Any) -> Any:

@@ -98,7 +98,7 @@ def test_shipped_times_are_marked_in_json(capsys: Capture) -> None:
 
 
 @pytest.mark.usefixtures("fresh")
-def test_a_shipped_kernel_is_shown_with_who_proposed_it(capsys: Capture) -> None:
+def test_a_shipped_kernel_is_shown_with_its_proposer(capsys: Capture) -> None:
     code, output, _ = evolve(capsys, "show", BEST.id)
     assert code == 0
     assert "by some-model: improve elsewhere" in output

@@ -109,7 +109,7 @@ def test_a_workload_is_timed_when_all_its_baselines_are_compiled(lacking: Lackin
     assert lacking.take_place("0")
 
 
-def test_a_workload_is_timed_without_compilations_that_nobody_does(lacking: LackingBaselines) -> None:
+def test_a_workload_is_timed_without_waiting_for_compilations_that_no_worker_does(lacking: LackingBaselines) -> None:
     held(lacking, ahead=True)
     assert lacking.take_place("0") is None
     lacking.compile_no_more()

@@ -129,7 +129,7 @@ def test_a_renewed_claim_does_not_expire(location: str) -> None:
     assert not other.take(KERNEL.id, DEVICE)
 
 
-def test_of_many_that_claim_at_once_one_succeeds(location: str) -> None:
+def test_only_one_of_many_simultaneous_claims_succeeds(location: str) -> None:
     workers, won = [worker(location) for _ in range(8)], list[bool]()
     for _ in range(5):
         folder = workers[0]._folder

@@ -151,7 +151,7 @@ def test_a_page_shows_what_was_written_since(client: TestClient, writer: SqliteS
     assert client.get(f"/run/{RUNS['gelu'][0]}").text != before
 
 
-def test_before_there_is_an_archive_what_ships_is_shown(tmp_path: Path) -> None:
+def test_without_an_archive_the_shipped_kernels_are_shown(tmp_path: Path) -> None:
     path = tmp_path / "none yet" / "archive.db"
     client = TestClient(application(path, Site(work=WORK)), base_url=HERE)
     assert "Kernels that ship with evolve" in client.get("/").text

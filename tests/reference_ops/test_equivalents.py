@@ -76,7 +76,7 @@ def test_a_task_that_only_resembles_an_op_has_no_equivalent(tmp_path: Path, forw
     assert equivalents(problem(tmp_path, forward)) == []
 
 
-def test_a_wrong_name_misleads_nobody(tmp_path: Path) -> None:
+def test_an_equivalent_is_found_despite_a_wrong_name(tmp_path: Path) -> None:
     (tmp_path / "softmax.py").write_text("import torch\ndef my_softmax(x):\n    return torch.relu(x)\n")
     (tmp_path / "inputs.py").write_text("import torch\nexamples = [lambda: torch.randn(8, 64)]\n")
     (equivalent,) = equivalents(catalog.load(f"{tmp_path}/softmax.py:my_softmax@{tmp_path}/inputs.py"))

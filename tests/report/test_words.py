@@ -49,7 +49,7 @@ def test_workloads_of_different_dims_keep_their_names() -> None:
     assert list(labels.of.values()) == ["n=8 fp32", "m=8 fp32"]
 
 
-def test_no_workloads_have_no_labels() -> None:
+def test_without_workloads_there_are_no_labels() -> None:
     assert workload_labels([]).of == {}
 
 

@@ -82,9 +82,7 @@ def test_an_op_with_kernels_is_asked_for_kernels_at_once() -> None:
 
 
 @each({str(case): case for case in [(8, None, 4), (20, None, 5), (2, None, 2), (1, None, 0), (8, 2, 0), (8, 5, 2)]})
-def test_so_many_designs_are_asked_for_that_each_can_be_written_twice(
-    wanted: int, evals: int | None, expected: int
-) -> None:
+def test_enough_designs_are_asked_for_to_write_each_twice(wanted: int, evals: int | None, expected: int) -> None:
     assert designs_wanted(untried(wanted, evals)) == expected
 
 

@@ -21,7 +21,7 @@ def test_every_prompt_is_answered_once() -> None:
     assert sorted(ask_concurrently(list(range(20)), doubled, always)) == [(n, 2 * n) for n in range(20)]
 
 
-def test_no_prompts_give_no_answers() -> None:
+def test_without_prompts_there_are_no_answers() -> None:
     assert list(ask_concurrently([], doubled, always)) == []
 
 
