@@ -1,5 +1,6 @@
 """Options, markers and profiles of the test suite. They select tests for quick runs and for machines without a GPU."""
 
+import gc
 import os
 from importlib.util import find_spec
 
@@ -48,6 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker and the hypothesis profiles, and make xdist keep the order of files."""
+    gc.disable()  # until the tests are collected: hundreds of modules with thousands of tests hold no garbage
     config.addinivalue_line("markers", "exhaustive: takes long; runs only with --exhaustive")
     if hasattr(config.option, "loadscopereorder"):
         # xdist would start with the files that have the most tests, but the slowest files have only a few.
@@ -63,6 +65,12 @@ def pytest_configure(config: pytest.Config) -> None:
             "exhaustive", max_examples=300, deadline=None, database=None, print_blob=True, suppress_health_check=slow
         )
         settings.load_profile("exhaustive" if config.getoption("--exhaustive") else "quick")
+
+
+def pytest_collection_finish() -> None:
+    """Let garbage collection pass over what was imported and collected, which lives until the end."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

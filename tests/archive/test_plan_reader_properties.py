@@ -40,7 +40,7 @@ TOKENS = ["[", "]", "[[", "]]", "{", "}", "=", '"', '"""', "'", "\\", "#", ".", 
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,12}", fullmatch=True).filter(lambda name: name not in RESERVED)
 knob_names = st.from_regex(r"[A-Z][A-Z0-9_]{0,8}", fullmatch=True)
-texts = st.text(max_size=30).filter(lambda text: not hidden(text))
+texts = st.text(max_size=30).map(lambda text: "".join(char for char in text if not hidden(char)))
 words = st.lists(texts, max_size=3).map(tuple)
 expressions = st.integers(INT64_MIN, INT64_MAX) | texts
 sizes = st.lists(expressions, min_size=1, max_size=3).map(tuple)

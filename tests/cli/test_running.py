@@ -11,6 +11,7 @@ import pytest
 from bad_kernels import twice_kernel
 from command import TWICE, start
 from commandline import evolve, written
+from each import sampled
 from records import GPU, passed
 from shared_engine import run_here
 
@@ -186,7 +187,7 @@ def test_a_stopped_run_prints_its_results_and_the_command_that_continues_it(
     assert "Traceback" not in output
 
 
-@pytest.mark.parametrize("seconds", [0.1, 0.4, 1.5])
+@pytest.mark.parametrize("seconds", sampled([0.1, 0.4, 1.5], quick=[0.4]))
 def test_a_run_stopped_during_startup_ends_quietly(tmp_path: Path, seconds: float) -> None:
     process = start(tmp_path, "run", "softmax", *EMULATED)
     time.sleep(seconds)

@@ -102,6 +102,7 @@ def test_files_of_the_user_are_never_read(directive: str) -> None:
     assert "root" not in error.log
 
 
+@pytest.mark.exhaustive
 def test_headers_of_the_toolkit_can_be_included() -> None:
     before = '#include <cuda_fp16.h>\n#include "cuda_bf16.h"\n#include <cuda/std/type_traits>\n#include <stdint.h>'
     assert compiled(bound(before=before)).entries

@@ -58,6 +58,7 @@ def test_every_card_evaluates(two: LocalEngine, op: str) -> None:
     assert used(two, jobs(op, 8)) == {"on card 0", "on card 1"}
 
 
+@pytest.mark.exhaustive
 def test_champions_are_confirmed_on_the_first_card_alone(two: LocalEngine, op: str) -> None:
     assert used(two, jobs(op, 3, confirm=True)) == {"on card 1"}
 

@@ -164,7 +164,7 @@ def with_source(note: str, before: str, value: str) -> Kernel:
     return parse(text.replace('extern "C" __global__', f'{before}extern "C" __global__'))
 
 
-@pytest.mark.parametrize("compilers", [0, 1])
+@pytest.mark.parametrize("compilers", [pytest.param(0, marks=pytest.mark.exhaustive), 1])
 def test_a_champion_is_confirmed_in_a_fresh_process(compilers: int) -> None:
     made = Watched(compilers=compilers)
     kernel = bad_kernels.twice_kernel()

@@ -181,7 +181,9 @@ def replay_within(store: SqliteStore, *, tune: bool) -> FakeEngine:
     return engine
 
 
-@pytest.mark.parametrize("tune", [False, True], ids=["models", "models and tuner"])
+@pytest.mark.parametrize(
+    "tune", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["models", "models and tuner"]
+)
 def test_a_replay_in_an_archive_that_has_grown_asks_what_the_run_asked_and_evaluates_nothing_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, tune: bool
 ) -> None:

@@ -45,6 +45,6 @@ def _parts(cases: Mapping[str, Any], quick: Collection[str] | None) -> list[Any]
     return [pytest.param(tuple(quick), id="some"), pytest.param(rest, id="others", marks=pytest.mark.exhaustive)]
 
 
-def sampled(names: Collection[str], quick: Collection[str]) -> list[Any]:
+def sampled(names: Collection[Any], quick: Collection[Any]) -> list[Any]:
     """Return `pytest.mark.parametrize` parameters for all names; the quick run takes only those in `quick`."""
     return [pytest.param(name, marks=[] if name in quick else [pytest.mark.exhaustive]) for name in names]
