@@ -105,7 +105,7 @@ class Buffer:
     shape: tuple[int, ...]
     dtype: torch.dtype
     zero: bool = False
-    like: int | None = None  # the input of the same shape and dtype, whose twin takes half as long to allocate
+    like: int | None = None  # the input of the same shape and dtype: allocating another like it takes half as long
 
     def allocated(self, inputs: Tensors, device: torch.device) -> torch.Tensor:
         if self.like is not None:
