@@ -158,7 +158,7 @@ class Turn:
     under_way: set[str] = field(default_factory=set)  # kernels
     asked: bool = False  # for proposals, once the op's pending kernels are judged
     incoming: Iterator[Proposal] = field(default_factory=lambda: iter(()))
-    known: set[str] = field(default_factory=set)  # kernels that are no news if they are proposed
+    known: set[str] = field(default_factory=set)  # kernels that are not new when they are proposed
     proposed: int = 0
 
     @property

@@ -1,4 +1,4 @@
-"""UserError, the exception for errors that the user can correct, and kinds of failures that are no exceptions."""
+"""UserError, the exception for errors that the user can correct, and kinds of failures that are not exceptions."""
 
 import re
 

@@ -26,7 +26,7 @@ PAST_8_BITS = (263, 300)  # the same; the prime below it is beyond 8 bits, too
 LONG, MANY = 1000, 48  # of a dim of which some listed size is as long, longer ones are to be expected
 SPECIAL = (0.0, 10.0)  # of a floating-point parameter: no weight decay, a slope above 1, a scale far from the usual
 LEAST_SIGNED = 0.01  # a parameter that is nowhere listed above this is an eps, which is never 1 or below zero
-MOST_TAPS = 16  # greatest listed size of a filter; a dim of which larger ones are listed is no filter
+MOST_TAPS = 16  # greatest listed size of a filter; a dim of which larger sizes are listed is not a filter
 STEPS_UP = 8  # values above the least that are tried, where an op requires more: half a window for a padding
 SPREAD = 30.0  # most that a floating-point parameter, or the distance of a decay from 1, is multiplied or divided by
 KEPT_BITS = 24  # differences of fewer bytes do not matter
@@ -150,7 +150,7 @@ def special_parameters(op: Op, accepts: Callable[[Workload], bool], most_bytes: 
 
 
 def _special(listed: set[float]) -> Iterator[float]:
-    """Yield the special values of a parameter that are not listed; if it is no eps, also one and a negative value."""
+    """Yield special values of a parameter that are not listed; also one and a negative value if it is not an eps."""
     most = max(listed)
     values = SPECIAL if most < LEAST_SIGNED else (*SPECIAL, 1.0)
     yield from (value for value in values if value not in listed)

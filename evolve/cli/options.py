@@ -126,7 +126,8 @@ def moment_of(text: str) -> float:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):
         raise UserError(
-            f"--since {text} is no time", "give an age such as 30m, 2h or 3d, or a day such as 2026-01-31"
+            f"--since must be an age or a day, got {text}",
+            "such as 30m, 2h, 3d or 2026-01-31",
         ) from None
 
 

@@ -43,7 +43,7 @@ COMPILER_BYTES = 8 * 2**30
 class LocalEngine:
     """Engine that evaluates on this machine. `watch` is called with a kernel's id and the phase that it enters.
 
-    At the end of what is no evaluation, the phase is empty.
+    At the end of work other than an evaluation, the phase is empty.
 
     With several `cards` of the device, such as GPUs, each has `workers` evaluators, and the first one stands for the
     device: on it champions are confirmed, kernels are profiled and PyTorch is timed. Up to `preparers` processes

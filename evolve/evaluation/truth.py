@@ -257,7 +257,7 @@ def truth(
 def defined(op: Op, workload: Workload, torch_device: str, *, finite: bool = False) -> bool:
     """Return whether the reference accepts these sizes and parameters, which its file need not list.
 
-    With `finite`, its results must be finite as well: a division by zero is no use of a parameter.
+    With `finite`, its results must be finite as well: a division by zero does not show that a parameter is used.
     """
     try:
         outputs = op.call(inputs_at(op, workload, 0, torch_device), workload)

@@ -18,7 +18,7 @@ from reference_ops.listing import families
 
 OTHER = "own ops"
 RUNS_SHOWN = 8
-IN_MEMORY = ":memory:"  # the name of an archive that is no file
+IN_MEMORY = ":memory:"  # the name of an archive that is not a file
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def quantise(dtype: str) -> Op:
         flops=lambda dims: 3 * dims["rows"] * dims["cols"],  # a maximum, a product and a rounding
         tolerance=Tolerance(exact=True),  # every rounding is specified
         arranged={"halves": halves} if dtype == "int8" else {},
-        exempt=dict.fromkeys((*NOT_FINITE, COUNTED_NAN), "the scale of such a row is no number"),
+        exempt=dict.fromkeys((*NOT_FINITE, COUNTED_NAN), "the scale of such a row is not a number"),
     )
 
 

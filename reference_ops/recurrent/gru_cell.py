@@ -91,7 +91,7 @@ INPUTS = {
 ops = (
     Op(
         name="gru_cell",
-        note=NOTE + " torch.gru_cell: the backward recomputes the gates, so they are no output.",
+        note=NOTE + " torch.gru_cell: the backward recomputes the gates, so they are not an output.",
         reference=gru_cell,
         baseline=of_torch,
         baseline_free=("h_next",),  # in 16 bits PyTorch rounds the gates

@@ -105,7 +105,7 @@ INPUTS = {
 ops = (
     Op(
         name="lstm_cell",
-        note=NOTE + "torch.lstm_cell: the backward recomputes the gates, so they are no output.",
+        note=NOTE + "torch.lstm_cell: the backward recomputes the gates, so they are not an output.",
         reference=lstm_cell,
         baseline=of_torch,
         baseline_free=("h_next", "c_next"),  # in 16 bits PyTorch rounds the gates

@@ -348,7 +348,7 @@ def _flag_without_fence(view: View, poll: Poll) -> Iterator[Fault]:
 
 
 def _shown(view: View, write: int, flag: int, load: int) -> bool:
-    """Return whether a load may read what was written before the flag. In one buffer, floats are no flags."""
+    """Return whether a load may read what was written before the flag. In one buffer, floats are not flags."""
     shown = view.buffers[write] & view.buffers[load]
     floats = [FLOAT.search(view.entry.code[index].operation) is not None for index in (write, load, flag)]
     return bool(shown - view.buffers[flag]) or (bool(shown) and floats == [True, True, False])

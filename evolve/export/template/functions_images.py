@@ -11,7 +11,7 @@ from evolve.export.template.forms import LOW, NOTHING, Call, Form, Lowered, as_s
 
 Sizes = int | Sequence[int]
 UNEQUAL = "the window, stride, padding or dilation differs between the dims"
-NOT_A_BATCH = "the input is no batch"
+NOT_A_BATCH = "the input is not a batch"
 INDICES = "tuple[Tensor, Tensor]"
 AXES = {1: ("l",), 2: ("h", "w"), 3: ("d", "h", "w")}
 
@@ -194,7 +194,7 @@ def interpolate(
         return "the kernels take a size with `bilinear`, or whole factors with `nearest`"
     factor = _factor(input, size, scale_factor)
     if factor is None:
-        return "the factor is no whole number, or differs between the dims"
+        return "the factor is not a whole number, or differs between the dims"
     return Call("upsample_nearest", (input,), {"factor": factor}, first)
 
 

@@ -13,7 +13,7 @@ from evolve.export.template.forms import LOW, NOTHING, Call, Form, Lowered, firs
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Lowered:
     """The product of the input and the transposed weight."""
     if weight.dim() != 2 or not input.dim():
-        return "the weight is no matrix"
+        return "the weight is not a matrix"
     if bias is not None:
         if bias.dtype != input.dtype or bias.shape != weight.shape[:1] or bias.device != input.device:
             return "the bias does not fit"
@@ -49,13 +49,13 @@ def _batch(x: Tensor) -> Tensor:
 
 def mm(input: Tensor, mat2: Tensor) -> Lowered:
     """The product of two matrices."""
-    return _by_matrix(input, mat2) if input.dim() == 2 == mat2.dim() else "the inputs are no matrices"
+    return _by_matrix(input, mat2) if input.dim() == 2 == mat2.dim() else "the inputs are not matrices"
 
 
 def bmm(input: Tensor, mat2: Tensor) -> Lowered:
     """The products of two batches of matrices."""
     if input.dim() != 3 or mat2.dim() != 3:
-        return "the inputs are no batches"
+        return "the inputs are not batches"
     return Call("batched_gemm", (input, mat2), {}, first)
 
 

@@ -39,7 +39,7 @@ class Kinds:
         """Return what runs for a call of a known kind returns; None if the kind is not known."""
         try:
             known = self.known.get(arguments[0].shape, ())
-        except REFUSALS:  # whatever an argument raises that is no plain tensor
+        except REFUSALS:  # raised by arguments that are not plain tensors
             return None
         for one in known:
             result = one(arguments, named)

@@ -32,7 +32,7 @@ class Call:
     operator: str
     messages: tuple[Message, ...]
     deadline: float = float("inf")  # on the clock of time.monotonic; the answer is given up after it
-    reply_limit: int | None = None  # tokens that the rest of the budget can pay for; None if that is no limit
+    reply_limit: int | None = None  # tokens that the rest of the budget can pay for; None if the budget sets no limit
 
     @property
     def parameters(self) -> dict[str, Any]:
