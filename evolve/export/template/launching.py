@@ -15,7 +15,6 @@ import torch
 
 from archive.binding import Bound
 from archive.records import DeviceInfo, Outcome
-from evolve.devices.device import RejectedError
 from evolve.export.template.calls import ALIGNMENT, MissingError, NoKernelError
 from evolve.export.template.free import Slot, slots
 from evolve.export.template.manifest import ShippedCubin
@@ -24,6 +23,7 @@ from reference_ops.op import Number, Op, TensorSpec, Workload
 from reference_ops.precision import TORCH_DTYPES
 
 if TYPE_CHECKING:
+    from evolve.devices.device import RejectedError
     from evolve.export.template.driver import Program
 
 Tensors = tuple[torch.Tensor, ...]
@@ -299,6 +299,7 @@ class Gpus:
     def prepare(self, op: Op, workload: Workload, bound: Bound, device: torch.device) -> Launchable:
         # The first kernel imports what drives the GPU.
         from evolve.devices.cuda.translation import source
+        from evolve.devices.device import RejectedError
         from evolve.export.template.cubins import Cubins
         from evolve.export.template.driver import (
             DriverError,
@@ -352,7 +353,7 @@ def device_us(call: Callable[[], object], device: torch.device) -> float:
     return statistics.median(times)
 
 
-def refusal(error: RejectedError, op: Op, workload: Workload, bound: Bound) -> Exception:
+def refusal(error: "RejectedError", op: Op, workload: Workload, bound: Bound) -> Exception:
     """Return the error to raise if a kernel cannot be prepared."""
     if error.outcome is Outcome.ILLEGAL:
         return NoKernelError(error.log)
