@@ -13,7 +13,7 @@ from evolve.devices.choose import policy_of
 from evolve.report.basis import geometric_mean
 from evolve.report.standing import devices
 from evolve.report.standing_tables import ELSEWHERE, UNCONFIRMED
-from evolve.report.tables import fitted, narrowed, plain_table
+from evolve.report.tables import WIDE, fitted, narrowed, plain_table
 from evolve.report.words import percent, times, times_label
 from evolve.selection import population
 
@@ -88,7 +88,8 @@ def reached_table(found: Sequence[Reached], width: int) -> Table:
     table = plain_table("op", "device", *numbers, numbers=numbers, whole=["op"])
     for one in found:
         label = times_label(one.device.kind)
-        name = f"{one.device.name} ({label})" if label else one.device.name
+        card = one.device.name if width >= WIDE else one.device.name.removeprefix("NVIDIA ")
+        name = f"{card} ({label})" if label else card
         faster = sum(speedup > 1 for speedup in one.speedups)
         table.add_row(
             fitted(one.op, "bold"),

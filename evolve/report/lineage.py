@@ -8,9 +8,10 @@ from rich.text import Text
 from rich.tree import Tree
 
 from archive.kernel import Kernel
-from archive.records import DeviceInfo
+from archive.records import DeviceInfo, kind_in
 from archive.store import Store, uncollected
 from archive.summaries import EvaluationSummary, KernelId, Origin, ProposalSummary, RankedTimes
+from evolve.devices.choose import policy_of
 from evolve.report.basis import PYTORCH, Basis, basis_of
 from evolve.report.standing import first_proposals
 from evolve.report.words import (
@@ -147,8 +148,10 @@ def _ancestors_of_population(lines: Lineage) -> set[str]:
 def _label(lines: Lineage, kernel_id: str) -> Text:
     proposal = first_proposals(lines.store, [kernel_id]).get(kernel_id)
     key = lines.device.key if lines.device else ""
-    of_kernel = lines.store.find(EvaluationSummary, kernels=[kernel_id], device=key, in_force=True)
-    verdict = of_kernel[0] if of_kernel else None
+    of_kernel = lines.store.find(EvaluationSummary, kernels=[kernel_id], in_force=True)
+    verdict = next((one for one in of_kernel if one.device == key), None)
+    # On a device without GPU times, kernels that a GPU has judged wait for no verdict.
+    known = not _is_gpu(key) and any(_is_gpu(one.device) for one in of_kernel)
     first_parent = proposal.parents[0] if proposal and proposal.parents else ""
     kernels = {kernel.id: kernel for kernel in lines.store.find(Kernel, ids=[kernel_id, first_parent])}
     kernel, parent = kernels[kernel_id], kernels.get(first_parent)
@@ -156,7 +159,9 @@ def _label(lines: Lineage, kernel_id: str) -> Text:
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(short(kernel_id), "bold" if alive else "")
     text.append("  ").append_text(
-        Text("not evaluated", "dim") if kernel_id in lines.unasked else _verdict(verdict, lines.basis)
+        Text("not evaluated", "dim")
+        if kernel_id in lines.unasked or (known and not verdict)
+        else _verdict(verdict, lines.basis)
     )
     text.append(f"  {proposal.operator if proposal else 'kernel'}")
     if proposal and len(proposal.parents) > 1:
@@ -165,6 +170,10 @@ def _label(lines: Lineage, kernel_id: str) -> Text:
     if verdict and not verdict.passed:
         text.stylize("dim")
     return text
+
+
+def _is_gpu(key: str) -> bool:
+    return bool(key) and policy_of(kind_in(key)).times_are_gpu_times
 
 
 def _verdict(verdict: EvaluationSummary | None, basis: Basis) -> Text:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from drawn import drawn
-from records import GPU, failed, failed_reply, kernel, passed, proposal
+from records import CPU, GPU, failed, failed_reply, kernel, passed, proposal
 from standings import archive_of
 
 from archive.proposals import Proposal
@@ -68,3 +68,11 @@ def test_whole_trees_that_are_left_out_are_counted() -> None:
     lines = of([proposal(kernel(n)) for n in (1, 2, 3)], [passed(kernel(1).id, GPU, **{ROWS: 50.0})])
     assert "left out: 2 whole trees and branches" in left_out_words(lines)
     assert "whole tree" not in left_out_words(lines, kernel(1).id)
+
+
+def test_a_kernel_that_a_gpu_has_judged_does_not_wait_on_a_cpu() -> None:
+    verdicts = [passed(kernel(1).id, GPU, **{ROWS: 50.0}), passed(kernel(3).id, CPU, **{ROWS: 50.0})]
+    store = archive_of(*(proposal(kernel(number)) for number in (1, 2, 3)), *verdicts)
+    (lines,) = lineages(store, "softmax", [CPU])
+    shown = [drawn(lineage_tree(lines, root, 80, everything=True))[0].split("  ")[1] for root in lines.roots]
+    assert shown == ["not evaluated", "pending", "1.00x"]
