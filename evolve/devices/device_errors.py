@@ -5,7 +5,8 @@ import torch
 
 def out_of_memory(error: Exception) -> bool:
     """Return whether the host or the GPU ran out of memory."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    exhausted = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return exhausted or any(words in str(error) for words in ("can't allocate memory", "CUDA error: out of memory"))
 
 
 def gpu_fault() -> str:

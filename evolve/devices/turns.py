@@ -8,6 +8,7 @@ turn: every other worker would have to wait for it before it can time.
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -60,6 +61,12 @@ class Turns:
             self._settle()
         fcntl.flock(self._device, fcntl.LOCK_UN)
         self._held = None
+
+    def sleep(self, seconds: float) -> None:
+        """Give the turn back and wait for other processes, which no deadline limits."""
+        self.leave()
+        self._wait()
+        time.sleep(seconds)
 
     def _others_wait(self) -> bool:
         if not _locked(self._queue, fcntl.LOCK_SH | fcntl.LOCK_NB):

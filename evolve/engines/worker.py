@@ -64,7 +64,7 @@ from reference_ops.op import Op
 ERROR_CHARACTERS = 300
 # Shares of the device's memory: up to the first, workers use it at the same time; up to the second, they keep it.
 SHARED_MEMORY, KEPT_MEMORY = 1 / 4, 1 / 16
-WAITS_FOR_MEMORY = (2.0, 8.0, 20.0)  # seconds
+WAITS_FOR_MEMORY = (2.0, 8.0, 20.0, 60.0, 120.0)  # seconds
 Send = Callable[[Message], None]
 Request = Assignment | ProfileRequest | TimingRequest | PreparationRequest
 NICE = 10  # of a process that compiles ahead, so that it does not slow those that take times
@@ -175,6 +175,8 @@ def _evaluate(device_kind: str, fork: Fork, requests: Iterator[Request], project
         try:
             verdict = _with_memory(evaluated, evaluator, turns)
         except (MemoryError, RuntimeError) as error:
+            if turns and out_of_memory(error):
+                _require_memory(evaluator)
             log = _memory_message(error) if out_of_memory(error) else gpu_fault()
             if not log:
                 raise
@@ -203,10 +205,21 @@ def _with_memory(evaluated: Callable[[], Evaluation], evaluator: Evaluator, turn
                 raise
         evaluator.arena.release()
         assert turns  # noqa: S101 - see above
-        turns.leave()
-        time.sleep(seconds)
+        turns.sleep(seconds)
         turns.always_alone = True
     return evaluated()
+
+
+def _require_memory(evaluator: Evaluator) -> None:
+    """Raise an error if other processes hold most of the device's memory: then the kernel is not at fault."""
+    evaluator.arena.release()
+    tools = evaluator.device.tools
+    if tools.free_bytes and _scarce(evaluator.device):
+        free, total = tools.free_bytes() / 2**30, tools.memory_bytes / 2**30
+        raise RuntimeError(
+            f"other processes hold the GPU's memory, and {free:.1f} of {total:.0f} GiB are free: "
+            "wait until they have ended, or use fewer runs at once"
+        )
 
 
 def _report_lacking(op: Op, evaluator: Evaluator, send: Send) -> None:

@@ -73,12 +73,16 @@ def check_beyond(inspector: Inspector, kernel: Kernel, op: Op, limits: Beyond) -
 
 
 def repeats_rows(op: Op, workload: Workload) -> bool:
-    """Return whether each row of every output follows from the same row of the inputs and from what has no rows."""
+    """Return whether each row of every output follows from the same row of the inputs and from what has no rows.
+
+    An input without dims is the gradient of a mean, which depends on the number of rows.
+    """
     rows, fewer = _rows(op), with_rows(op, workload, LEAST_ROWS)
     every = (*op.inputs, *op.outputs)
     return (
         op.by_rows
         and op.is_valid(fewer)
+        and all(spec.dims for spec in op.inputs)
         and all(spec.dims[:1] == (rows,) for spec in op.outputs)
         and all(rows not in spec.dims[1:] for spec in every)
         and all(_row_shape(op, spec, fewer) == _row_shape(op, spec, workload) for spec in every)

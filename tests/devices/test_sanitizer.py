@@ -52,6 +52,11 @@ NOT_RUN = """========= COMPUTE-SANITIZER
 ========= Error: Target application terminated before first instrumented API call
 """
 
+UNSUPPORTED = """========= COMPUTE-SANITIZER
+========= Error: Device not supported. Please refer to the "Supported Devices" section of the sanitizer documentation
+========= ERROR SUMMARY: 1 error
+"""
+
 
 @pytest.mark.parametrize(("tool", "log"), [("memcheck", CLEAN), ("racecheck", NO_RACE), ("racecheck", WARNED)])
 def test_a_summary_without_errors_is_clean(tool: str, log: str) -> None:
@@ -74,6 +79,12 @@ def test_a_race_is_an_error() -> None:
     found = judged("racecheck", RACE, "", finished=True)
     assert found.errors == 1
     assert "Read access at test_entry+0x190 in kernel.cu:11" in found.report
+
+
+def test_an_error_of_the_tool_itself_is_none_of_the_kernel() -> None:
+    found = judged("synccheck", UNSUPPORTED, "", finished=True)
+    assert found.errors is None
+    assert "Device not supported" in found.report
 
 
 @pytest.mark.parametrize("log", [NOT_RUN, "", CLEAN])

@@ -1,7 +1,10 @@
 """Which failures of a worker become a verdict on the kernel, and which jobs are retried."""
 
+import math
+import os
 import signal
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,11 +12,11 @@ import bad_kernels
 import pytest
 
 from archive.records import Outcome
-from evolve.engines import failures
+from evolve.engines import failures, pool
 from evolve.engines.engine import Job
 from evolve.engines.failures import Failure
 from evolve.engines.messages import Channel, Role
-from evolve.engines.pool import JobState, Worker
+from evolve.engines.pool import JobState, Worker, cpu_seconds
 
 SEGV, KILL = -signal.SIGSEGV, -signal.SIGKILL
 
@@ -92,3 +95,29 @@ def test_a_kernel_that_has_run_before_may_miss_a_deadline_once(state: JobState, 
     failure = failures.after_timeout(state, worker, "it took too long")
     assert failure
     assert failure.outcome is Outcome.TIMED_OUT
+
+
+def test_a_compiler_that_gets_no_core_is_not_overdue_until_much_later(worker: Worker) -> None:
+    with subprocess.Popen(["sleep", "60"]) as idle:
+        worker.pid = idle.pid
+        worker.begin("compile")
+        worker.phase_started -= 21
+        assert worker.overdue({"compile": 20.0}) == ""
+        worker.phase_started -= 100
+        assert "compiling took more than 20 s" in worker.overdue({"compile": 20.0})
+        idle.kill()
+
+
+def test_a_compiler_that_had_a_core_is_overdue_at_its_limit(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = iter([3.0, 18.0])
+    monkeypatch.setattr(pool, "cpu_seconds", lambda _: next(used))
+    worker.begin("compile")
+    worker.phase_started -= 21
+    assert "compiling took more than 20 s" in worker.overdue({"compile": 20.0})
+
+
+def test_the_cores_used_by_a_process_are_counted() -> None:
+    before = cpu_seconds(os.getpid())
+    sum(range(10**7))
+    assert before < cpu_seconds(os.getpid()) < before + 60
+    assert cpu_seconds(2**30) == math.inf

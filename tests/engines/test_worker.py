@@ -9,6 +9,7 @@ from scripted_device import INFO, OP, ScriptedDevice
 
 from archive.records import Evaluation, Outcome
 from evolve.devices import choose
+from evolve.devices.device import Tools
 from evolve.devices.turns import Turns
 from evolve.engines import sandbox, worker
 from evolve.engines.messages import Assignment, Done, Fork, Message, Role
@@ -81,3 +82,11 @@ def test_a_kernel_for_which_memory_never_suffices_is_not_tried_for_ever(
 ) -> None:
     with pytest.raises(torch.OutOfMemoryError):
         lacking_memory(3, tmp_path, monkeypatch)
+
+
+def test_memory_that_other_processes_hold_is_no_fault_of_the_kernel() -> None:
+    device = ScriptedDevice(tools=Tools(memory_bytes=80 * 2**30, free_bytes=lambda: 2**30))
+    with pytest.raises(RuntimeError, match=r"other processes hold .*1\.0 of 80 GiB are free"):
+        worker._require_memory(Evaluator(device, lambda _: None))
+    device = ScriptedDevice(tools=Tools(memory_bytes=80 * 2**30, free_bytes=lambda: 70 * 2**30))
+    worker._require_memory(Evaluator(device, lambda _: None))

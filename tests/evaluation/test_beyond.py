@@ -9,18 +9,20 @@ import torch
 from device_kernels import made
 
 from archive.kernel import Kernel, parse
+from archive.library import shipped
 from archive.records import Check, Evaluation, Outcome
 from evolve.devices.choose import policy_of
 from evolve.devices.device import Device, RejectedError
 from evolve.devices.emulated.device import EmulatedDevice
 from evolve.evaluation import evaluate as evaluation
-from evolve.evaluation.beyond import Beyond, check_beyond, repeats_rows
+from evolve.evaluation.beyond import Beyond, _repeated, check_beyond, repeats_rows
 from evolve.evaluation.buffers import Arena
 from evolve.evaluation.check import Inspector
 from evolve.evaluation.evaluate import Evaluator, evaluate
 from reference_ops import catalog
+from reference_ops.inputs import inputs_at
 from reference_ops.op import Op, Workload
-from reference_ops.shapes import beyond
+from reference_ops.shapes import beyond, with_rows
 
 ROWS, COLUMNS_SUMMED = catalog.load("sum"), catalog.load("sum_columns")
 SMALL = Beyond(elements=2**16, memory_bytes=2**30, repeated=2**12)
@@ -85,6 +87,26 @@ def test_an_index_that_wraps_where_rows_are_summed_is_wrong_too() -> None:
     assert checked(columns_kernel("r * cols + i"), COLUMNS_SUMMED)
     with pytest.raises(RejectedError):
         checked(columns_kernel("(r * cols + i) & 0xffff"), COLUMNS_SUMMED)
+
+
+def test_gradients_of_a_mean_are_checked_as_a_whole() -> None:
+    op = catalog.load("cross_entropy_backward")
+    plain = next(kernel for kernel in shipped(op.name) if kernel.plan.note.startswith("a first launch of one block"))
+    (found,) = checked(plain, op)
+    assert not repeats_rows(op, found)
+
+
+def test_where_rows_are_repeated_so_are_the_results() -> None:
+    for op in map(catalog.load, catalog.names()):
+        for workload in (op.emulated[0], op.emulated[-1]):
+            few, many = with_rows(op, workload, 3), with_rows(op, workload, 7)
+            if not repeats_rows(op, workload) or not op.is_valid(many):
+                continue
+            rows, repeated = inputs_at(op, few, 1, "cpu"), inputs_at(op, many, 2, "cpu")
+            for name, at, values in _repeated(op, rows, 7):
+                repeated[name][at].copy_(values)
+            for one, all_rows in zip(op.call_in_float64(rows, few), op.call_in_float64(repeated, many), strict=True):
+                torch.testing.assert_close(all_rows, torch.cat([one] * 3)[:7], equal_nan=True, msg=op.name)
 
 
 @pytest.mark.parametrize("when", ["rows * cols <= 65536", "rows < 8 and cols < 1000"])

@@ -30,6 +30,8 @@ REPORT_CHARACTERS = 2000
 SUMMARY = re.compile(
     r"(?:RACECHECK SUMMARY: .*\((\d+) errors?, \d+ warnings?\)|ERROR SUMMARY: (\d+) errors?)\s*$", re.MULTILINE
 )
+# The tool counts its own failures as errors, such as where other processes have taken the GPU's memory.
+OWN_FAILURES = ("Device not supported", "Internal", "Out of memory")
 NOISE = re.compile(r"COMPUTE-SANITIZER|.*SUMMARY: |\s*Saved host backtrace|\s*Host Frame|Target application returned")
 
 
@@ -80,9 +82,9 @@ def _examined(tool: Path, checks: Sequence[str], runs: Sequence[PackedRun], seco
 def judged(tool: str, log: str, output: str, *, finished: bool) -> Sanitized:
     """Return the report for a tool's log; `output` is that of the kernel's process."""
     counts = [int(hazards or errors) for hazards, errors in SUMMARY.findall(log)]
-    if any(counts):
+    if any(counts) and not any(f"Error: {failure}" in log for failure in OWN_FAILURES):
         return Sanitized(tool, max(counts), _report(log))
-    if finished and counts:
+    if finished and counts and not any(counts):
         return Sanitized(tool, 0)
     last = output.strip().splitlines()[-1:]  # the error itself, if it is a traceback
     words = _without_paths("\n".join([*last, _report(log)]).strip())
