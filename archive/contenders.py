@@ -65,7 +65,7 @@ def gather_all(connection: sqlite3.Connection) -> None:
 def _add(
     connection: sqlite3.Connection, of: tuple[str, str], number: int, confirmed: int, found: Iterable[Timing]
 ) -> None:
-    """Add the times of a verdict that is newer than all contenders. Of equal times, the older ones count."""
+    """Add the times of a verdict that is newer than all contenders. The older of two equal times counts."""
     for one in found:
         place, times = (*of, one.workload, confirmed), (one.median_us, one.high_us)
         if not connection.execute(BEATEN, (*place, *times)).fetchone():

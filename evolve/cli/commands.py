@@ -38,7 +38,7 @@ COMMANDS = {  # in the order of the help text; where each is defined
 def application(arguments: Sequence[str]) -> typer.Typer:
     """Return the application with the command that the arguments begin with, or with all of them.
 
-    To import every command takes twice as long as a listing of the archive does.
+    Importing every command takes twice as long as listing the archive.
     """
     app = typer.Typer(
         name="evolve",

@@ -1,8 +1,8 @@
 """Turns of the worker processes that share a device: several may check at once, but one that times has it alone.
 
 The turns are locks on files, so a worker that is killed gives its turn back. All runs on a machine use the same files
-for one card, so that two runs on one GPU do not time at once. What takes seconds without using the device holds no
-turn: every other worker would have to wait for it before it can time.
+for one card, so that two runs on one GPU do not time at once. Work that takes seconds without using the
+device holds no turn, because every other worker would have to wait for it.
 """
 
 import contextlib

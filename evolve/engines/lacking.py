@@ -142,7 +142,7 @@ class LackingBaselines:
         yield from self._complete()
 
     def drop(self) -> None:
-        """Forget the evaluations that are held. What is being compiled may help the next ones."""
+        """Forget the evaluations that are held. Compilations continue, because later evaluations may need them."""
         self._held.clear()
         self._to_time.clear()
         self._timing.clear()

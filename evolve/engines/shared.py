@@ -28,7 +28,7 @@ class _Order:
 class SharedEngine:
     """The engine as all threads see it. Each `evaluate` takes up to `depth` jobs before it waits for an evaluation.
 
-    What is not an evaluation, such as a profile, waits until the jobs under way are done; jobs then wait for it.
+    Other work, such as a profile, waits until the jobs under way are done, and later jobs wait for it.
     """
 
     def __init__(self, engine: TakesPauses, depth: int) -> None:

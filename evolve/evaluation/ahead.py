@@ -2,7 +2,7 @@
 
 Nothing is launched on the device meanwhile, so that other processes can take times. Inputs are fake tensors, which have
 no memory. The compiled function is not called. Where torch.compile would choose by measuring (matrix products, when
-autotuned), it is stopped, and chooses later in the process that has the device alone. So no choice can depend on what
+autotuned), it is stopped, and chooses later in the process that has the device alone, so that no choice depends on what
 else the device was doing.
 """
 

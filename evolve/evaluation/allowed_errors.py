@@ -110,9 +110,9 @@ class Errors:
 
 
 def limits_of(found: Sequence[float], tolerance: Tolerance, scale: Scale) -> Limits:
-    """Return what follows from norms of the result, of the output's error, of PyTorch's, and of its excess.
+    """Return the limits for norms of the result, of the output's error, of PyTorch's error and of its usual excess.
 
-    The fifth number is the largest magnitude of a result.
+    The fifth number in `found` is the largest magnitude of a result.
     """
     size, error, pytorch_rms, usual_excess = (norm / math.sqrt(scale.count) for norm in found[:4])
     floor, factor = scale.sums.unit * size, ELEMENT_FACTOR * tolerance.factor

@@ -306,8 +306,8 @@ def leeway(expected: torch.Tensor, dtype: torch.dtype, sums: Sums = NO_SUMS) -> 
 
     All elements of a row may share one error, such as that of its sum, so a single row may be as far off as a single
     element. Rows are weighted by their share of the result. With 16 bits or fewer, most of the error is rounding, which
-    is alike in all rows. With vanishing inputs only a bias may be left: equal results share one error, and so do all
-    steps of a sequence, because each computes the same as the one before.
+    is alike in all rows. If inputs are nearly zero, only a bias may be left. All results are then equal and share one
+    error, as do all steps of a sequence, because each step repeats the one before.
     """
     rows = expected.reshape(-1, expected.shape[-1] if expected.ndim > 1 else 1)
     count = float(len(rows))

@@ -133,7 +133,7 @@ def check_declared(programs: Compiled[Program], op: Op, inspector: Inspector, *,
     """Check the arrangements at the declared workloads, one at each in turn; to confirm, the extremes too.
 
     Rows of every extreme are checked at one workload of each kind of rows, since a kernel may have a way for each kind.
-    Where rows depend on each other, two extremes are.
+    Where rows depend on each other, only two extremes are checked.
     """
     names = inspector.rng.sample(op.arrangements, len(op.arrangements))
     if confirm:

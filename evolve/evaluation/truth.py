@@ -122,7 +122,7 @@ class Truth:
 
     @cached_property
     def dependent(self) -> tuple[torch.Tensor, ...]:
-        """Where each result changes if other numbers stand for the inputs that are not finite."""
+        """The elements of each result that change if the inputs that are not finite are replaced by other numbers."""
         large, small = (
             self.op.call_in_float64(
                 {name: _replaced(values, size, self.seed) for name, values in self.inputs.items()}, self.workload

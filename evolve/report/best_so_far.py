@@ -37,7 +37,7 @@ def moments(
 ) -> list[Moment]:
     """Return kernels that passed in the order of their evaluation, with the best so far after each.
 
-    These are the first, all with which the best so far rose, and of the others at most about `most`, evenly spaced.
+    These are the first one, those that raised the best so far, and about `most` of the others, evenly spaced.
     """
     judged = [one.created for one in verdicts]
     asked = [one.created for one in proposals]

@@ -165,7 +165,7 @@ def _fixed(sizes: Sizes, free: Collection[str]) -> set[int]:
 def _others(tries: Tries, own: Sizes, free: Collection[str]) -> tuple[Traced, ...]:
     """Return sizes to check on a GPU for a task that no CPU can emulate: the cheapest found, and single small sizes.
 
-    Not all sizes may be very small at once: a normalisation of two numbers flips between two signs.
+    Sizes are not all very small at once, because a normalisation of two numbers gives only 1 and -1.
     """
     least = [found for found in tries.found if all(size >= min(own[name], SEVERAL) for name, size in found.case.sizes)]
     tries.left = STEPS_TO_VARY

@@ -90,7 +90,7 @@ def test_shared_memory_is_overwritten_before_a_timed_call_too(device: CudaDevice
 
 
 def test_a_timed_call_does_not_find_its_input_in_the_cache(device: CudaDevice) -> None:
-    """From the cache, a copy of 16 MB would take less than half the time."""
+    """A copy of 16 MB from the cache would take less than half the time."""
     x = torch.ones(1 << 22, dtype=I32, device="cuda")
     y = torch.empty_like(x)
 

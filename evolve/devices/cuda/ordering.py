@@ -53,7 +53,7 @@ def check(bound: Bound, ptx: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a launch; unless `sure`, it may be right by the way the kernel divides its work."""
+    """A fault of a launch. Unless `sure`, the launch may still be right, by the way the kernel divides its work."""
 
     text: str
     sure: bool = True

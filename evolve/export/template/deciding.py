@@ -194,7 +194,7 @@ class Decider:
 
     @cached_property
     def fixed(self) -> tuple[str, ...]:
-        """The parameters that are not free for some kernel. Only on these does a decision depend."""
+        """The parameters that are not free for some kernel. A decision depends on these alone."""
         return tuple(name for name in self.op.parameters if not all(name in free for free in self._free.values()))
 
 

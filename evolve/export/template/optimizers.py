@@ -27,7 +27,7 @@ class _Steps:
         self._pays: dict[object, bool] = {}
 
     def step(self, optimizer: torch.optim.Optimizer, tensors: tuple[Tensor, ...], given: Mapping[str, Number]) -> bool:
-        """Step a parameter, the first of these tensors, and its moments, from the third on. Return whether it was."""
+        """Update a parameter, the first tensor, and its moments, from the third on. Return whether it was updated."""
         param, gradient = tensors[:2]
         if param.numel() < LEAST_ELEMENTS or not all(_plain(x, param) for x in tensors):
             return False
