@@ -35,10 +35,8 @@ print("made", flush=True)
 for _ in engine.evaluate([Job(bad_kernels.HANGING, {TWICE!r})] * 2):
     pass
 """
-pytestmark = [
-    pytest.mark.usefixtures("cold_fork_servers"),
-    pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the tests find processes through /proc"),
-]
+pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the tests find processes through /proc")
+as_users_start_it = pytest.mark.usefixtures("cold_fork_servers")
 confined = pytest.mark.skipif(bool(sandbox.gaps()), reason="this system lacks something that the sandbox needs")
 
 
@@ -68,6 +66,7 @@ def pid_of_fork_server(engine: LocalEngine) -> int:
     return engine._pool.fork_server.pid
 
 
+@as_users_start_it
 def test_workers_inherit_no_keys_and_lead_their_own_process_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "NVIDIA_API_KEY", "CC_TOKEN", "PYTHON_SECRET"):
         monkeypatch.setenv(name, "hush")
@@ -206,6 +205,7 @@ def test_no_process_outlives_an_engine_that_is_killed(moment: str, victims: str)
     assert all_gone(family)
 
 
+@as_users_start_it
 def test_an_engine_removes_the_folder_of_one_that_has_ended() -> None:
     with subprocess.Popen(["true"]) as ended:
         pass
@@ -215,6 +215,7 @@ def test_an_engine_removes_the_folder_of_one_that_has_ended() -> None:
 
 
 @pytest.mark.exhaustive
+@as_users_start_it
 def test_the_next_engine_removes_the_files_of_a_killed_one() -> None:
     process = engine_process("made")
     process.kill()
@@ -233,6 +234,7 @@ def test_ctrl_c_does_not_end_the_fork_server_or_a_worker(engine: LocalEngine) ->
     assert children(fork_server) == {worker}
 
 
+@as_users_start_it
 def test_closing_twice_or_before_a_worker_is_ready_leaves_nothing() -> None:
     made = LocalEngine("emulated", 2)
     fork_server, folder = made._pool.fork_server.pid, made._pool.folder
@@ -243,6 +245,7 @@ def test_closing_twice_or_before_a_worker_is_ready_leaves_nothing() -> None:
 
 
 @pytest.mark.exhaustive
+@as_users_start_it
 def test_an_engine_starts_even_if_its_working_folder_was_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

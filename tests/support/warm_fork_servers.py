@@ -116,7 +116,7 @@ def warm_fork_servers() -> Iterator[None]:
         process.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cold_fork_servers() -> Iterator[None]:
     """Start fork servers as users' engines do."""
     with pytest.MonkeyPatch.context() as patch:
