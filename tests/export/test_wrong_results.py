@@ -8,6 +8,7 @@ from emulated_machine import EmulatedMachine, primitives
 
 from evolve.export.package import defaults
 from evolve.export.template.dispatch import Primitive
+from evolve.export.template.free import free_for_sizes
 from evolve.export.template.manifest import ExportedEntry
 from reference_ops import catalog
 from reference_ops.inputs import inputs_at
@@ -76,6 +77,20 @@ def test_steps_share_one_decision(adamw: tuple[Primitive, EmulatedMachine]) -> N
     for step in range(1, 6):
         op(inputs, {**ADAMW, "step": step})
     assert len([key for key in op._decisions if key[0][0][0] == (64,)]) == 1  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name", ["conv1d", "conv_transpose2d", "topk"])
+def test_a_parameter_on_which_a_size_depends_is_part_of_a_decision(name: str) -> None:
+    assert not free_for_sizes(catalog.load(name))
+
+
+def test_two_dilations_of_one_shape_are_two_decisions(tmp_path: Path) -> None:
+    op = primitives(["conv1d"], tmp_path, EmulatedMachine())["conv1d"]
+    x, weight = torch.randn(1, 3, 8), torch.randn(1, 3, 3)
+    for dilation in (1, 2):
+        parameters = {"stride": 2, "padding": 0, "dilation": dilation}
+        torch.testing.assert_close(op((x, weight), parameters), op.pytorch((x, weight), parameters))
+        assert bool(op.explain((x, weight), parameters).kernel) == (dilation == 1)  # the only one that was measured
 
 
 def test_a_combination_that_no_kernel_was_tested_with_goes_to_pytorch(

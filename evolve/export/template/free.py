@@ -35,6 +35,14 @@ class _Asked(dict[str, Any]):
         self.names.add(name)
         return super().__getitem__(name)
 
+    def __contains__(self, name: object) -> bool:
+        self.names.add(str(name))
+        return super().__contains__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return super().get(name, default)
+
 
 def free_for_sizes(op: Op) -> frozenset[str]:
     """Return the parameters on which no size of a tensor depends."""
