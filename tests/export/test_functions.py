@@ -1,5 +1,6 @@
 """Functions with PyTorch's signatures agree with PyTorch at random calls; kernels run on the emulated machine."""
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,16 +11,20 @@ import torch
 from emulated_machine import EmulatedMachine, primitives
 
 from evolve.export.families import forms
+from evolve.export.template import checks
 from evolve.export.template import forms as forms_module
-from evolve.export.template.checks import close, drawn
+from evolve.export.template.checks import LeftOutError, Setting, drawn
+from evolve.export.template.comparing import close
 from evolve.export.template.dispatch import Primitive
-from evolve.export.template.drawn import changed, copied, erased, learning, tensors
+from evolve.export.template.drawn import copied, tensors
 from evolve.export.template.forms import Form
-from evolve.export.template.functions import ELSEWHERE, Function, Functions
+from evolve.export.template.functions import ELSEWHERE, Function, Functions, own
 from evolve.export.template.options import options
 from evolve.export.template.recipes import RECIPES
+from evolve.export.template.unrolled import REFUSALS
 from reference_ops import catalog
 
+CPU = torch.device("cpu")
 CALLS = 6
 FORMS = {form.name: form for form in forms()}
 # On a CPU, PyTorch's cells return states in the order of the given state's dims; on a GPU, they are contiguous.
@@ -46,50 +51,53 @@ def calls(request: pytest.FixtureRequest) -> int:
 
 def test_random_calls_agree_with_pytorch(function: tuple[Function, EmulatedMachine], calls: int) -> None:
     called, machine = function
+    checks.random_calls(called, Setting(CPU, calls, 0))
+    assert machine.launched, "no call ran a kernel"
+
+
+def test_results_lie_in_memory_as_pytorchs_do(function: tuple[Function, EmulatedMachine], calls: int) -> None:
+    """Otherwise a view that PyTorch's result has would raise."""
+    called, _ = function
+    if called.form.name in ELSEWHERE_IN_MEMORY:
+        pytest.skip("on a CPU, PyTorch's states lie as the given ones")
     for number in range(calls):
-        given, dtype = drawn(called, number)
-        for_pytorch, again = copied(given), copied(given)
+        given, _ = drawn(called, number)
         with torch.no_grad():
             try:
-                expected = called.form.pytorch(*for_pytorch.arguments, **for_pytorch.named)
-            except RuntimeError:  # on a CPU, PyTorch lacks some ops in 16 bits, or for some strides
+                expected = called.form.pytorch(*copied(given).arguments, **copied(given).named)
+            except REFUSALS:  # on a CPU, PyTorch lacks some ops in 16 bits, or for some strides
                 continue
-            got = called(*given.arguments, **given.named)
-        close(got, expected, dtype)
-        if called.form.name not in ELSEWHERE_IN_MEMORY:
-            assert strides(got) == strides(expected)  # otherwise a view that PyTorch's result has would raise
-        close(given.arguments, for_pytorch.arguments, dtype)  # what is changed in place, as running statistics
-        changed(given, erased)  # a call that is known by its key must read nothing of this one
-        with torch.no_grad():
-            close(called(*again.arguments, **again.named), expected, dtype)
-        close(again.arguments, for_pytorch.arguments, dtype)
-    assert machine.launched, "no call ran a kernel"
+            assert strides(called(*given.arguments, **given.named)) == strides(expected)
 
 
 def test_gradients_of_random_calls_agree_with_pytorch(function: tuple[Function, EmulatedMachine], calls: int) -> None:
     called, _ = function
-    for number in range(calls // 2):
-        given, dtype = drawn(called, number)
-        both = learning(given), learning(copied(given))
-        try:
-            expected = called.form.pytorch(*both[1].arguments, **both[1].named)
-        except RuntimeError:  # such as a running statistic that asks for a gradient
-            continue
-        got = called(*both[0].arguments, **both[0].named)
-        for result in (got, expected):
-            outs = [out for out in tensors(result) if out.requires_grad]
-            if outs:
-                weights = [torch.linspace(0.5, 1.5, out.numel()).view(out.shape).to(out.dtype) for out in outs]
-                torch.autograd.backward(outs, weights)
-        found, wanted = ([x.grad for x in tensors(one.arguments)] for one in both)
-        assert [x is None for x in found] == [x is None for x in wanted]
-        close([x for x in found if x is not None], [x for x in wanted if x is not None], dtype)
+    with suppress(LeftOutError):
+        checks.gradients(called, Setting(CPU, calls // 2, 0))
 
 
 def strides(result: Any) -> list[list[int]]:
     """Return the strides of dims that have several elements."""
     pairs = [zip(x.stride(), x.shape, strict=True) for x in tensors(result) if x.numel()]
     return [[stride for stride, size in of_dims if size > 1] for of_dims in pairs]
+
+
+OWN = [name for name in catalog.names() if not any(name in form.ops for form in FORMS.values())]
+
+
+@pytest.mark.parametrize("name", [*sorted(FORMS), *(pytest.param(one, marks=pytest.mark.exhaustive) for one in OWN)])
+def test_many_random_calls_agree_with_pytorch_in_place_of_kernels(
+    name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Many more than kernels can be compiled for: of what is around them, such as folding, copies and plans."""
+    ops = FORMS[name].ops if name in FORMS else (name,)
+    backward = [one for op in ops for one in catalog.load(op).backward]
+    known = primitives(dict.fromkeys([*ops, *backward]), tmp_path, EmulatedMachine(by_reference=True))
+    called = Function(FORMS.get(name) or own(known[name].op, known[name]), known)
+    setting = Setting(CPU, 100 if request.config.getoption("--exhaustive") else 12, 12)
+    checks.random_calls(called, setting)
+    with suppress(LeftOutError):
+        checks.gradients(called, setting)
 
 
 @pytest.mark.parametrize("name", sorted(FORMS))

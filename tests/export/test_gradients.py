@@ -74,6 +74,7 @@ def test_gradients_of_gradients_need_no_input_that_the_backward_does_not_read(na
         ("layer_norm", ("x", "weight", "bias", "mean", "rstd")),
         ("gemm", ("a", "b")),
         ("max_pool2d", ("indices",)),
+        ("batch_norm", ("x", "weight", "mean", "rstd")),
     ],
 )
 def test_a_forward_keeps_what_pytorch_keeps(name: str, kept: tuple[str, ...]) -> None:

@@ -194,6 +194,17 @@ def test_running_statistics_change_at_every_call(tmp_path: Path) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_batch_norm_trains_although_its_running_statistics_change(tmp_path: Path) -> None:
+    norm = tried(tmp_path, "batch_norm", "batch_norm", "batch_norm_backward")
+    x, weight, bias = (torch.randn(shape, requires_grad=True) for shape in ((4, 6, 5, 5), (6,), (6,)))
+    out = norm.function(x, torch.zeros(6), torch.ones(6), weight, bias, True)
+    exact = torch.nn.functional.batch_norm(x, torch.zeros(6), torch.ones(6), weight, bias, True)
+    grad = torch.randn(out.shape)
+    got, expected = (torch.autograd.grad(one, (x, weight, bias), grad) for one in (out, exact))
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    assert len(norm.machine.launched) == 2
+
+
 def test_modes_and_options_are_asked_at_every_call(tmp_path: Path) -> None:
     found = tried(tmp_path, "softmax", "softmax", "softmax_backward")
     found.planned(X, -1)

@@ -16,7 +16,7 @@ from archive.records import DeviceInfo
 from evolve.devices.device import RejectedError
 from evolve.devices.emulated.device import EmulatedDevice, EmulatedProgram
 from evolve.export.package import defaults
-from evolve.export.template.calls import ALIGNMENT, contiguous_outputs
+from evolve.export.template.calls import ALIGNMENT
 from evolve.export.template.deciding import by_pytorch
 from evolve.export.template.dispatch import Primitive, gradients_of
 from evolve.export.template.free import Slot, slots
@@ -47,7 +47,7 @@ class Emulated:
             self.launched.append(self.bound.kernel.id)
             found = by_pytorch(self.instead, inputs, parameters)
             assert [tuple(x.shape) for x in found] == [one.shape for one in self.buffers.outputs]
-            return contiguous_outputs(found, inputs)
+            return tuple(out.clone(memory_format=torch.contiguous_format) for out in found)
         given = {(slot.launch, slot.position): parameters[slot.parameter] for slot in self.slots}
 
         def filled(launch: BoundLaunch) -> BoundLaunch:

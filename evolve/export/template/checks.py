@@ -1,8 +1,10 @@
 """Checks of a package against PyTorch: of the results and gradients of its functions, and of its kernels."""
 
 import random
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,20 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evolve.export.template.comparing import agree, close
 from evolve.export.template.dispatch import Primitive
 from evolve.export.template.drawn import DTYPES, Draw, Drawn, changed, copied, erased, learning, mapped, placed, tensors
 from evolve.export.template.functions import Function, Functions
 from evolve.export.template.options import options
 from evolve.export.template.recipes import RECIPES
+from evolve.export.template.unrolled import REFUSALS
 from reference_ops.inputs import inputs_at
 from reference_ops.op import Op, Workload
 from reference_ops.precision import TORCH_DTYPES
 
 MOST_ELEMENTS = 1 << 24  # of a tensor at a measured size
-FP8_STEP, FP8_LEAST = 2**-2, 2**-9  # one step of the coarser type, and the least number of the finer one
 OPAQUE = "opaque op"
 STEP = 1e-2  # of differences in float32
 MOST_WORKLOADS = 3  # of each kind
+LACKING = re.compile("not implemented for|view size is not compatible")  # what PyTorch says of dtypes or strides
 NO_KERNEL = "it has no kernel"
 OPCHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 
@@ -41,28 +45,13 @@ class Setting:
     seed: int
 
 
-def close(got: Any, expected: Any, dtype: torch.dtype, *, tf32: bool = False) -> None:
-    """Raise an AssertionError unless results agree."""
-    for out, exact in zip(tensors(got), tensors(expected), strict=True):
-        if out.dtype != exact.dtype:
-            raise AssertionError(f"the result is of {out.dtype}, PyTorch's of {exact.dtype}")
-        largest = float(exact.float().abs().max()) if exact.numel() else 0.0
-        if exact.dtype.itemsize == 1 and exact.is_floating_point():  # PyTorch compares these in bits only
-            torch.testing.assert_close(out.float(), exact.float(), rtol=FP8_STEP, atol=FP8_LEAST, equal_nan=True)
-            continue
-        # On a CPU, PyTorch rounds statistics and sums of 16-bit tensors to 16 bits.
-        rtol, atol = (2e-2, 6e-2 * max(largest, 0.5)) if dtype.itemsize == 2 else (2e-4, 2e-5)
-        if tf32:
-            rtol, atol = max(rtol, 1e-2), max(atol, 1e-2 * largest)
-        torch.testing.assert_close(out, exact, rtol=rtol, atol=atol, equal_nan=True)
-
-
 def drawn(function: Function, number: int) -> tuple[Drawn, torch.dtype]:
     """Return a random call of a function; the same number gives the same call."""
     rng = random.Random(f"{function.form.name} {number}")
     if function.form.name in RECIPES:
-        draw = Draw(rng, rng.choice(DTYPES))
-        return RECIPES[function.form.name](draw), draw.dtype
+        found = RECIPES[function.form.name](Draw(rng, rng.choice(DTYPES)))
+        dtypes = [x.dtype for x in tensors([*found.arguments, *found.named.values()]) if x.is_floating_point()]
+        return found, min(dtypes, key=lambda dtype: dtype.itemsize, default=torch.float32)
     (primitive,) = function.primitives.values()
     workload = rng.choice([*primitive.op.emulated, *primitive.op.awkward])
     inputs = tuple(inputs_at(primitive.op, workload, rng.randrange(2**31), "cpu").values())
@@ -77,49 +66,89 @@ def random_calls(function: Function, setting: Setting) -> str:
         with torch.no_grad():
             try:
                 expected = function.form.pytorch(*for_pytorch.arguments, **for_pytorch.named)
-            except RuntimeError:  # PyTorch lacks some ops in 16 bits, or for some strides
+            except Exception as error:  # noqa: BLE001 - whatever PyTorch raises, the function must raise
+                if not LACKING.search(str(error)):
+                    _raises(function, given, type(error))
                 continue
             ran += bool(function.explain(given.arguments, given.named).kernel)
             got = function(*given.arguments, **given.named)
         close(_exact(function, got), _exact(function, expected), dtype, tf32=_tf32(function, setting))
         close(given.arguments, for_pytorch.arguments, dtype)  # what is changed in place, as running statistics
+        exact = [x.clone() for x in tensors(_exact(function, expected))]
+        _overwrite(list(tensors(got)), list(tensors(expected)), list(tensors(for_pytorch.arguments)))
+        close(given.arguments, for_pytorch.arguments, dtype)  # results have memory of their own, if PyTorch's have
         changed(given, erased)  # the next call must read nothing of this one
         with torch.no_grad():
             got = function(*again.arguments, **again.named)
-        close(_exact(function, got), _exact(function, expected), dtype, tf32=_tf32(function, setting))
+        close(_exact(function, got), exact, dtype, tf32=_tf32(function, setting))
         done += 1
     return f"{ran} of {done} calls by kernels"
 
 
+def _overwrite(ours: list[Tensor], theirs: list[Tensor], arguments: list[Tensor]) -> None:
+    """Overwrite results in place, except those that are a view of an argument with PyTorch, too."""
+    places = {x.untyped_storage().data_ptr() for x in arguments}
+    for out, exact in zip(ours, theirs, strict=True):
+        if exact.untyped_storage().data_ptr() not in places:
+            with suppress(RuntimeError):  # elements of some results share a place
+                out.zero_()
+
+
 def gradients(function: Function, setting: Setting) -> str:
-    """Compare the gradients of random calls with PyTorch's."""
+    """Compare the gradients of random calls with PyTorch's, to some of the tensors or all, and of changed results."""
     done = 0
-    for given, dtype in _calls(function, setting):
-        both = learning(given), learning(copied(given))
+    for number, (given, dtype) in enumerate(_calls(function, setting), setting.seed):
+        seed = f"{function.form.name} {number}"
+        ours, theirs = (learning(one, random.Random(seed)) for one in (given, copied(given)))
+        is_changed = not random.Random(seed + " is changed").randrange(4)
         try:
-            if not _differentiated(function.form.pytorch(*both[1].arguments, **both[1].named)):
+            expected = function.form.pytorch(*theirs.arguments, **theirs.named)
+            flows = [x.requires_grad for x in tensors(expected)]
+            got = function(*ours.arguments, **ours.named) if any(flows) else None
+            if function.form.own and got is not None:  # statistics for a backward carry no gradient
+                flows = [flow and x.requires_grad for flow, x in zip(flows, tensors(got), strict=True)]
+            if not any(flows):
                 continue
-        except RuntimeError:  # PyTorch has no gradient of most backwards, nor to a running statistic
+            _differentiated(expected, flows, is_changed)
+        except REFUSALS:  # PyTorch has no gradient of most backwards, nor to a running statistic
             continue
-        _differentiated(function(*both[0].arguments, **both[0].named))
-        found, wanted = ([x.grad for x in tensors(one.arguments)] for one in both)
+        if [x.requires_grad for x in tensors(got)] != flows and not function.form.own:
+            raise AssertionError("gradients flow through other results than with PyTorch")
+        try:
+            _differentiated(got, flows, is_changed)
+        except RuntimeError as error:
+            if is_changed and "modified by an inplace operation" in str(error):  # the backward reads the result
+                continue
+            raise
+        found, wanted = ([x.grad for x in tensors(one.arguments)] for one in (ours, theirs))
         if [x is None for x in found] != [x is None for x in wanted]:
             raise AssertionError("gradients reach other arguments than with PyTorch")
         of_them = [[x for x in side if x is not None] for side in (found, wanted)]
-        close(of_them[0], of_them[1], dtype, tf32=_tf32(function, setting))
+        exactly = partial(_exact_gradients, function, learning(copied(given), random.Random(seed)), flows, is_changed)
+        agree(of_them[0], of_them[1], dtype, exactly, tf32=_tf32(function, setting))
         done += 1
     if not done:
         raise LeftOutError("it has no gradient")
     return f"{done} calls"
 
 
-def _differentiated(result: Any) -> bool:
-    """Call the backward of a result, and return whether there is one."""
-    outs = [out for out in tensors(result) if out.requires_grad]
-    weights = [torch.linspace(0.5, 1.5, out.numel(), device=out.device).view(out.shape) for out in outs]
-    if outs:
-        torch.autograd.backward(outs, [one.to(out.dtype) for one, out in zip(weights, outs, strict=True)])
-    return bool(outs)
+def _exact_gradients(function: Function, given: Drawn, flows: Sequence[bool], is_changed: bool) -> list[Tensor]:
+    wide = changed(given, _widened)
+    _differentiated(function.form.pytorch(*wide.arguments, **wide.named), flows, is_changed)
+    return [x.grad for x in tensors(wide.arguments) if x.grad is not None]
+
+
+def _widened(x: Tensor) -> Tensor:
+    return x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x
+
+
+def _differentiated(result: Any, flows: Sequence[bool], is_changed: bool) -> None:
+    """Call the backward of the results through which gradients flow, perhaps after they are changed in place."""
+    outs = [out for out, flow in zip(tensors(result), flows, strict=True) if flow]
+    if is_changed:
+        outs = [out.mul_(2) for out in outs]
+    weights = [torch.linspace(0.5, 1.5, out.numel(), device=out.device).view(out.shape).to(out.dtype) for out in outs]
+    torch.autograd.backward(outs, weights)
 
 
 def empty_inputs(function: Function, setting: Setting) -> str:
@@ -147,8 +176,8 @@ def finite_differences(function: Function, setting: Setting) -> str:
     for given, dtype in _calls(function, setting):
         if dtype is not torch.float32 or not any(x.is_floating_point() for x in tensors(given.arguments)):
             continue
-        if _differences_agree(function.form.pytorch, given):
-            if not _differences_agree(function, given):
+        if _differencesagree(function.form.pytorch, given):
+            if not _differencesagree(function, given):
                 raise AssertionError("differences of results are not the gradients, and PyTorch's are")
             done += 1
     if not done:
@@ -156,7 +185,7 @@ def finite_differences(function: Function, setting: Setting) -> str:
     return f"{done} calls"
 
 
-def _differences_agree(function: Callable[..., Any], given: Drawn) -> bool:
+def _differencesagree(function: Callable[..., Any], given: Drawn) -> bool:
     flat = list(tensors(given.arguments))
     learned = [learning(Drawn((x.clone(),), {})).arguments[0] for x in flat]
 
@@ -303,7 +332,7 @@ def _raises(function: Function, given: Drawn, kind: type[Exception]) -> None:
         function(*given.arguments, **given.named)
     except kind:
         return
-    raise AssertionError(f"PyTorch raises a {kind.__name__} for an empty tensor, the function does not")
+    raise AssertionError(f"PyTorch raises a {kind.__name__}, the function does not")
 
 
 def _exact(function: Function, result: Any) -> Any:

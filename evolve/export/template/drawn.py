@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-DTYPES = (torch.float32, torch.float32, torch.bfloat16)
+# The last ones have few kernels or none.
+DTYPES = (*[torch.float32] * 8, *[torch.bfloat16] * 4, torch.float16, torch.float64)
+RARELY = 24  # one in so many tensors is empty, and one has another dtype than the rest of a call
 SIZES = (1, 2, 3, 5, 8, 16, 17, 33)
 
 
@@ -29,8 +31,9 @@ class Draw:
 
     def tensor(self, *shape: int, dtype: torch.dtype | None = None, low: float = -2.0, high: float = 2.0) -> Tensor:
         """Return a tensor that may lie in memory in any way."""
-        x = torch.empty(shape).uniform_(low, high, generator=self._generator()).to(dtype or self.dtype)
-        return self._strided(x)
+        other = self.dtype if self.rng.randrange(RARELY) else self.rng.choice(DTYPES)
+        x = torch.empty(shape).uniform_(low, high, generator=self._generator()).to(dtype or other)
+        return self._strided(x, self.rng.randrange(8))
 
     def integers(self, most: int, *shape: int) -> Tensor:
         return torch.randint(most, shape, generator=self._generator())
@@ -41,11 +44,15 @@ class Draw:
         for size in shape:
             count *= size
         order = torch.randperm(count, generator=self._generator())
-        return self._strided((order.float() - count / 2).to(self.dtype if count <= 256 else torch.float32).view(shape))
+        numbers = (order.float() - count / 2).to(self.dtype if count <= 256 else torch.float32)
+        return self._strided(numbers.view(shape), self.rng.randrange(1, 8))
 
     def shape(self, least: int = 1, most: int = 4) -> list[int]:
         rank = self.rng.randint(least, most)
-        return [self.rng.choice(SIZES if rank < 3 else SIZES[:5]) for _ in range(rank)]
+        shape = [self.rng.choice(SIZES if rank < 3 else SIZES[:5]) for _ in range(rank)]
+        if rank and not self.rng.randrange(RARELY):
+            shape[self.rng.randrange(rank)] = 0
+        return shape
 
     def dim(self, rank: int) -> int:
         return self.rng.randrange(-rank, rank)
@@ -53,17 +60,22 @@ class Draw:
     def choice(self, options: Sequence[Any]) -> Any:
         return self.rng.choice(options)
 
-    def _strided(self, x: Tensor) -> Tensor:
-        kind = self.rng.randrange(6)
-        if kind == 0 and x.dim() > 1:
-            return x.transpose(0, -1).contiguous().transpose(0, -1)
-        if kind == 1 and x.dim():
-            return torch.stack([x, x], -1)[..., 0]
-        if kind == 2 and x.dim():
-            return torch.cat([x, x], 0)[x.shape[0] :]
-        if kind == 3:
-            return torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape)
-        return x
+    def _strided(self, x: Tensor, kind: int) -> Tensor:
+        """Return a tensor in memory in one of eight ways, in the first of which elements share a place."""
+        if not x.dim() or not x.numel():
+            return x
+        dim = self.rng.randrange(x.dim())
+        size: int = x.shape[dim]
+        order = self.rng.sample(range(x.dim()), x.dim())
+        ways: list[Callable[[], Tensor]] = [
+            lambda: x.narrow(dim, 0, 1).expand(x.shape),
+            lambda: torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape),  # at an odd address
+            lambda: torch.cat([x, x])[x.shape[0] :],
+            lambda: x.repeat_interleave(2, dim).unflatten(dim, (size, 2)).select(dim + 1, 1),
+            lambda: x.transpose(0, dim).contiguous().transpose(0, dim),
+            lambda: x.permute(order).contiguous().permute(sorted(range(x.dim()), key=order.__getitem__)),
+        ]
+        return ways[kind]() if kind < len(ways) else x
 
     def _generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.rng.randrange(2**31))
@@ -90,13 +102,21 @@ def changed(drawn: Drawn, function: Callable[[Tensor], Tensor]) -> Drawn:
     return Drawn(mapped(drawn.arguments, function), named)
 
 
-def learning(drawn: Drawn) -> Drawn:
-    """Return the same call with floating-point arguments that ask for gradients, with the same strides."""
-    return changed(drawn, lambda x: x.detach().requires_grad_(x.is_floating_point()))
+def learning(drawn: Drawn, rng: random.Random | None = None) -> Drawn:
+    """Return the same call with floating-point arguments that ask for gradients, with the same strides.
+
+    With a source of random numbers, one in four does not ask.
+    """
+
+    def asks(x: Tensor) -> Tensor:
+        return x.detach().requires_grad_(x.is_floating_point() and not (rng and not rng.randrange(4)))
+
+    return changed(drawn, asks)
 
 
 def copied(drawn: Drawn) -> Drawn:
-    return changed(drawn, lambda x: x.clone(memory_format=torch.preserve_format))
+    """Return the same call with tensors of their own, which lie in memory as these do."""
+    return changed(drawn, lambda x: placed(x, x.device))
 
 
 def erased(x: Tensor) -> Tensor:
@@ -107,5 +127,5 @@ def erased(x: Tensor) -> Tensor:
 
 def placed(x: Tensor, device: torch.device) -> Tensor:
     """Return a tensor on a device as it lies in memory: with its strides and its offset."""
-    whole = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())
+    whole = torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage())
     return whole.to(device, copy=True).as_strided(x.shape, x.stride(), x.storage_offset())

@@ -168,6 +168,8 @@ def _adaptive(rank: int) -> Callable[..., Lowered]:
         if input.dim() != rank + 2:
             return NOT_A_BATCH
         sizes = as_sizes(output_size, rank)
+        if rank == 1 and None in sizes:
+            return "the size is no number"
         wanted = [given if given is not None else size for given, size in zip(sizes, input.shape[2:], strict=True)]
         parameters = {f"o{axis}": size for axis, size in zip(AXES[rank], wanted, strict=True)}
         return Call(f"adaptive_avg_pool{rank}d", (input,), parameters, first)
@@ -187,6 +189,8 @@ def interpolate(
     """Images of another size, each pixel taken from the nearest one (`nearest`) or from four (`bilinear`)."""
     if input.dim() != 4 or align_corners or antialias or recompute_scale_factor:
         return "the kernels take images, without align_corners and antialias"
+    if (size is not None and scale_factor is not None) or (mode == "nearest" and align_corners is not None):
+        return "both a size and a factor are given, or align_corners with `nearest`"
     if mode == "bilinear" and size is not None:
         oh, ow = as_sizes(size, 2)
         return Call("upsample_bilinear", (input,), {"oh": oh, "ow": ow}, first)

@@ -108,6 +108,8 @@ def batch_norm(
         return Call("batch_norm_inference", views, {"eps": eps}, lambda outputs: outputs[0].view(input.shape))
     if momentum is None:
         return "without a momentum the mean of all batches is kept"
+    if 0 in (*running_mean.stride(), *running_var.stride()):
+        return "the running statistics share a place"
 
     def finish(outputs: tuple[Tensor, ...]) -> Tensor:
         with torch.no_grad():

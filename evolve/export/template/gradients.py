@@ -83,13 +83,15 @@ class Gradients:
     def kept(self) -> tuple[str, ...]:
         """The inputs and outputs that a forward keeps for the backward: those that its steps read.
 
-        If only inputs of fewer dims are missing, such as a bias, these are kept too, because they live on anyway: then
-        PyTorch can differentiate twice from the inputs.
+        If only parameters of fewer dims are missing, such as a bias, these are kept too, because they live on anyway:
+        then PyTorch can differentiate twice from the inputs. Running statistics are no parameters: they change.
         """
         read = {name for step in self.steps for name in step.reads}
         most = max(len(spec.dims) for spec in self.op.inputs)
-        if all(spec.name in read for spec in self.op.inputs if len(spec.dims) == most):
-            read |= {spec.name for spec in self.op.inputs}
+        missing = [spec for spec in self.op.inputs if spec.name not in read]
+        learned = frozenset().union(*(step.gives for step in self.steps))
+        if all(len(spec.dims) < most and spec.name in learned for spec in missing):
+            read |= {spec.name for spec in missing}
         return tuple(name for name in self.names if name in read)
 
     def missing(self, names: frozenset[str]) -> frozenset[str]:

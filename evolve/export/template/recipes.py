@@ -24,18 +24,24 @@ def _pointwise(**options: Sequence[Any]) -> Recipe:
 
 def _along(draw: Draw) -> Drawn:
     shape = draw.shape()
-    return call(draw.tensor(*shape), draw.dim(len(shape)))
+    return call(draw.tensor(*shape), draw.dim(len(shape)), **_dtype(draw))
+
+
+def _dtype(draw: Draw) -> dict[str, Any]:
+    """Return the dtype of a result as an argument, where one is given."""
+    return draw.choice([{}, {}, {}, {"dtype": None}, {"dtype": torch.float32}])  # type: ignore[no-any-return]
 
 
 def _factors(draw: Draw) -> Drawn:
     shape = draw.shape()
-    return call(draw.tensor(*shape, low=0.8, high=1.2), draw.dim(len(shape)))
+    return call(draw.tensor(*shape, low=0.8, high=1.2), draw.dim(len(shape)), **_dtype(draw))
 
 
 def _reduced(draw: Draw) -> Drawn:
-    shape = draw.shape()
-    dim = draw.dim(len(shape))
-    return call(draw.tensor(*shape), draw.choice([dim, (dim,)]), draw.choice([False, True]))
+    shape = draw.shape(0)
+    dim = draw.dim(len(shape)) if shape else 0
+    dims = [dim, dim, (dim,), [dim], None, (), tuple(range(len(shape)))]
+    return call(draw.tensor(*shape), draw.choice(dims), draw.choice([False, True]), **_dtype(draw))
 
 
 def _extreme(draw: Draw) -> Drawn:
@@ -45,24 +51,29 @@ def _extreme(draw: Draw) -> Drawn:
 
 def _norm(draw: Draw) -> Drawn:
     shape = draw.shape()
-    return call(draw.tensor(*shape), 2, draw.dim(len(shape)), draw.choice([False, True]))
+    order, dim = draw.choice([2, 2, 2.0, 1, 0, float("inf")]), draw.dim(len(shape))
+    return call(draw.tensor(*shape), order, draw.choice([dim, dim, (dim,), None]), draw.choice([False, True]))
 
 
 def _normalize(draw: Draw) -> Drawn:
     shape = draw.shape()
-    return call(draw.tensor(*shape), dim=draw.dim(len(shape)))
+    given = draw.choice([{}, {}, {"p": 1.0}, {"eps": 1.0}, {"p": 2, "eps": 1e-12}])
+    return call(draw.tensor(*shape), dim=draw.dim(len(shape)), **given)
 
 
 def _topk(draw: Draw) -> Drawn:
     shape = draw.shape()
     dim = draw.dim(len(shape))
     shape[dim] = draw.choice([8, 16, 33])
-    return call(draw.distinct(*shape), draw.choice([1, 4, 8]), dim)
+    flags = draw.choice([(), (), (True,), (True, True), (False,), (True, False)])
+    k = draw.choice([1, 4, 8, shape[dim], 0])
+    return call(draw.distinct(*shape), k, dim, *(flags if k and all(flags) else flags[:1]))
 
 
 def _sort(draw: Draw) -> Drawn:
     shape = draw.shape()
-    return call(draw.distinct(*shape), draw.dim(len(shape)), draw.choice([False, False, True]))
+    stable = draw.choice([{}, {}, {"stable": True}])
+    return call(draw.distinct(*shape), draw.dim(len(shape)), draw.choice([False, False, True]), **stable)
 
 
 def _gather(draw: Draw) -> Drawn:
@@ -70,7 +81,7 @@ def _gather(draw: Draw) -> Drawn:
     dim = draw.dim(len(shape))
     at = list(shape)
     at[dim] = draw.choice(SIZES)
-    return call(draw.tensor(*shape), dim, draw.integers(shape[dim], *at))
+    return call(draw.tensor(*shape), dim, draw.integers(max(1, shape[dim]), *at))
 
 
 def _pair(draw: Draw) -> Drawn:
@@ -85,15 +96,14 @@ def _norm_shape(draw: Draw) -> tuple[list[int], list[int]]:
 
 def _layer_norm(draw: Draw) -> Drawn:
     shape, normalized = _norm_shape(draw)
-    affine = [draw.tensor(*normalized), draw.tensor(*normalized)]
-    return call(
-        draw.tensor(*shape), normalized, *draw.choice([affine, affine, [None, None]]), draw.choice([1e-5, 1e-3])
-    )
+    weight, bias = draw.tensor(*normalized), draw.tensor(*normalized)
+    affine = draw.choice([(weight, bias)] * 3 + [(None, None), (weight, None), (None, bias)])
+    return call(draw.tensor(*shape), normalized, *affine, draw.choice([1e-5, 1e-3, 1.0]))
 
 
 def _rms_norm(draw: Draw) -> Drawn:
     shape, normalized = _norm_shape(draw)
-    return call(draw.tensor(*shape), normalized, draw.tensor(*normalized), draw.choice([1e-6, 1e-3, None]))
+    return call(draw.tensor(*shape), normalized, draw.tensor(*normalized), draw.choice([1e-6, 1e-3, 1.0, None]))
 
 
 def _images(draw: Draw, channels: int) -> list[int]:
@@ -103,7 +113,8 @@ def _images(draw: Draw, channels: int) -> list[int]:
 def _group_norm(draw: Draw) -> Drawn:
     groups, each = draw.choice([1, 2, 4]), draw.choice([1, 3])
     channels = groups * each
-    affine = draw.tensor(channels), draw.tensor(channels)
+    weight, bias = draw.tensor(channels), draw.tensor(channels)
+    affine = draw.choice([(weight, bias)] * 3 + [(None, None), (weight, None)])
     return call(draw.tensor(*_images(draw, channels)), groups, *affine, draw.choice([1e-5, 1e-3]))
 
 
@@ -115,11 +126,16 @@ def _instance_norm(draw: Draw) -> Drawn:
 
 def _batch_norm(draw: Draw) -> Drawn:
     channels = draw.choice([1, 3, 8])
-    kept = [draw.tensor(channels, dtype=torch.float32), draw.tensor(channels, dtype=torch.float32, low=0.5)]
+    # Elements of running statistics that shared a place would be written in any order.
+    kept = [draw.tensor(channels, dtype=torch.float32, low=low).contiguous() for low in (-2.0, 0.5)]
     affine = [draw.tensor(channels, dtype=torch.float32) for _ in range(2)]
     shape = draw.choice([_images(draw, channels), [5, channels]])
     return call(
-        draw.tensor(*shape, dtype=torch.float32), *kept, *affine, draw.choice([False, True]), draw.choice([0.1, 0.3])
+        draw.tensor(*shape, dtype=torch.float32),
+        *kept,
+        *affine,
+        draw.choice([False, True]),
+        draw.choice([0.1, 0.3, 0.0, 1.0]),
     )
 
 
@@ -141,7 +157,10 @@ def _loss(**options: Sequence[Any]) -> Recipe:
 def _kl(draw: Draw) -> Drawn:
     shape = draw.shape(1)
     log_probs, target = (torch.softmax(draw.tensor(*shape).float(), -1) for _ in range(2))
-    return call(log_probs.log().to(draw.dtype), target.to(draw.dtype), reduction=draw.choice(["batchmean", "sum"]))
+    reduction = draw.choice(["batchmean", "batchmean", "sum", "mean", "none"])
+    log_target = draw.choice([False, False, False, True])
+    target = target.log() if log_target else target
+    return call(log_probs.log().to(draw.dtype), target.to(draw.dtype), reduction=reduction, log_target=log_target)
 
 
 def _cross_entropy(draw: Draw) -> Drawn:
@@ -151,7 +170,18 @@ def _cross_entropy(draw: Draw) -> Drawn:
     if shape:
         target.view(-1)[0] = 0
     logits = draw.tensor(*shape[:1], classes, *shape[1:])
-    return call(logits, target, ignore_index=ignored if shape else -100, label_smoothing=draw.choice([0.0, 0.1]))
+    given: dict[str, Any] = {
+        "ignore_index": ignored if shape else -100,
+        "label_smoothing": draw.choice([0.0, 0.1, 1.0]),
+    }
+    if draw.choice([True, False, False]):
+        given["reduction"] = draw.choice(["none", "sum", "mean"])
+    if not draw.choice(range(6)):
+        given["weight"] = draw.tensor(classes, low=0.1)
+    if not draw.choice(range(6)):  # probabilities
+        target = torch.softmax(draw.tensor(*logits.shape).float(), len(shape) and 1).to(logits.dtype)
+        given["ignore_index"] = -100
+    return call(logits, target, **given)
 
 
 def _conv(rank: int) -> Recipe:
@@ -184,9 +214,10 @@ def _conv_transpose(rank: int) -> Recipe:
 
 def _pool(rank: int) -> Recipe:
     def recipe(draw: Draw) -> Drawn:
-        x = draw.distinct(2, 3, *(draw.choice([6, 8, 9]) for _ in range(rank)))
-        kernel, stride, padding = draw.choice([(2, None, 0), (3, 2, 1), (4, 4, 0), (2, 2, 0), (2, 1, 1)])
-        return call(x, draw.choice([kernel, (kernel,) * rank]), stride, padding)
+        x = draw.distinct(*draw.choice([(2, 3), (2, 3), (1, 1), (3,)]), *(draw.choice([6, 8, 9]) for _ in range(rank)))
+        kernel, stride, padding = draw.choice([(2, None, 0), (3, 2, 1), (4, 4, 0), (2, 2, 0), (2, 1, 1), (1, 3, 0)])
+        others = draw.choice([{}, {}, {"ceil_mode": True}, {"ceil_mode": False}])
+        return call(x, draw.choice([kernel, (kernel,) * rank, [kernel] * rank]), stride, padding, **others)
 
     return recipe
 
@@ -194,7 +225,7 @@ def _pool(rank: int) -> Recipe:
 def _adaptive(rank: int) -> Recipe:
     def recipe(draw: Draw) -> Drawn:
         x = draw.tensor(2, 3, *(draw.choice([6, 8, 9]) for _ in range(rank)))
-        return call(x, draw.choice([1, (1,) * rank]))
+        return call(x, draw.choice([1, (1,) * rank, 2, (None,) * rank]))
 
     return recipe
 
@@ -202,13 +233,22 @@ def _adaptive(rank: int) -> Recipe:
 def _interpolate(draw: Draw) -> Drawn:
     x = draw.tensor(2, 3, draw.choice([3, 8]), draw.choice([4, 9]))
     if draw.choice([True, False]):
-        return call(x, scale_factor=draw.choice([2, 3.0, 1.5]), mode="nearest")
-    return call(x, size=draw.choice([(16, 18), (11, 26), 5]), mode="bilinear", align_corners=False)
+        others = draw.choice([{}, {}, {}, {"align_corners": False}, {"size": (8, 9)}])
+        return call(
+            x,
+            **others,
+            scale_factor=draw.choice([2, 3.0, 1.5, (2, 3), 1]),
+            mode=draw.choice(["nearest"] * 3 + ["area"]),
+        )
+    corners = draw.choice([False, False, False, True, None])
+    mode = draw.choice(["bilinear"] * 4 + ["bicubic"])
+    return call(x, size=draw.choice([(16, 18), (11, 26), 5, (1, 1)]), mode=mode, align_corners=corners)
 
 
 def _grid_sample(draw: Draw) -> Drawn:
     x = draw.tensor(2, 3, 5, 6, dtype=torch.float32)
-    return call(x, draw.tensor(2, 4, 3, 2, dtype=torch.float32, low=-1.2, high=1.2), align_corners=False)
+    others = draw.choice([{}, {}, {"mode": "nearest"}, {"padding_mode": "border"}, {"padding_mode": "zeros"}])
+    return call(x, draw.tensor(2, 4, 3, 2, dtype=torch.float32, low=-1.2, high=1.2), align_corners=False, **others)
 
 
 def _affine_grid(draw: Draw) -> Drawn:
@@ -227,7 +267,8 @@ def _matmul(draw: Draw) -> Drawn:
     b = draw.tensor(*other)
     if len(other) == 2 and draw.choice([True, False]):
         b = draw.tensor(n, k).contiguous().mT
-    return call(draw.tensor(*batch, m, k), b)
+    first = draw.choice([(*batch, m, k)] * 4 + [(k,), (2, 1, m, k)])
+    return call(draw.tensor(*first), b)
 
 
 def _mm(draw: Draw) -> Drawn:
@@ -251,17 +292,23 @@ def _attention(draw: Draw) -> Drawn:
     keys = draw.choice([length, length, 5])
     causal = draw.choice([True, False])
     tensors = [draw.tensor(2, count, size, dim) for count, size in ((heads, length), (shared, keys), (shared, keys))]
-    return call(*tensors, is_causal=causal, enable_gqa=heads != shared)
+    if not causal and not draw.choice(range(4)):
+        mask = draw.choice([draw.integers(2, length, keys).bool(), draw.tensor(length, keys)])
+        return call(*tensors, attn_mask=mask, enable_gqa=heads != shared)
+    scale = draw.choice([None, None, 1.0, 0.25])
+    return call(*tensors, is_causal=causal, enable_gqa=heads != shared, scale=scale)
 
 
 def _embedding(draw: Draw) -> Drawn:
     vocab = draw.choice([3, 17])
-    return call(draw.integers(vocab, *draw.shape(0, 3)), draw.tensor(vocab, draw.choice(SIZES)))
+    others = draw.choice([{}, {}, {}, {"padding_idx": 1}, {"scale_grad_by_freq": True}])
+    return call(draw.integers(vocab, *draw.shape(0, 3)), draw.tensor(vocab, draw.choice(SIZES)), **others)
 
 
 def _index_add(draw: Draw) -> Drawn:
     rows, count, rest = draw.choice([3, 8]), draw.choice([1, 5, 17]), draw.choice([(4,), (7,), (2, 3)])
-    return call(draw.tensor(rows, *rest), 0, draw.integers(rows, count), draw.tensor(count, *rest))
+    alpha = draw.choice([{}, {}, {"alpha": 2}, {"alpha": 1.0}])
+    return call(draw.tensor(rows, *rest), 0, draw.integers(rows, count), draw.tensor(count, *rest), **alpha)
 
 
 def _recurrent(gates: int, states: int) -> Recipe:
@@ -299,13 +346,21 @@ def _ctc(draw: Draw) -> Drawn:
     log_probs = draw.tensor(time, batch, classes, dtype=torch.float32).log_softmax(-1)
     targets = 1 + draw.integers(classes - 1, batch, length)
     lengths = torch.full((batch,), time), 1 + draw.integers(length, batch)
-    return call(log_probs, targets, *lengths, reduction=draw.choice(["none", "mean", "sum"]))
+    return call(
+        log_probs,
+        targets,
+        *lengths,
+        reduction=draw.choice(["none", "mean", "sum"]),
+        zero_infinity=draw.choice([False, True]),
+    )
 
 
 RECIPES: dict[str, Recipe] = {
-    **{name: _pointwise() for name in ("relu", "silu", "mish", "hardswish", "sigmoid", "tanh", "softplus")},
-    "elu": _pointwise(alpha=(1.0, 0.5)),
-    "leaky_relu": _pointwise(negative_slope=(0.01, 0.3)),
+    **{name: _pointwise() for name in ("sigmoid", "tanh")},
+    **{name: _pointwise(inplace=(*[False] * 7, True)) for name in ("relu", "silu", "mish", "hardswish")},
+    "softplus": _pointwise(beta=(1.0, 1, 2.0), threshold=(20.0, 20, 1.0)),
+    "elu": _pointwise(alpha=(1.0, 0.5, 0.0, -1.0)),
+    "leaky_relu": _pointwise(negative_slope=(0.01, 0.3, 0.0, -0.0, 1.0, 1, -2.0)),
     "gelu": _pointwise(approximate=("none", "tanh")),
     **dict.fromkeys(("softmax", "log_softmax", "cumsum"), _along),
     "cumprod": _factors,
@@ -323,8 +378,8 @@ RECIPES: dict[str, Recipe] = {
     "instance_norm": _instance_norm,
     "batch_norm": _batch_norm,
     "local_response_norm": _local,
-    "mse_loss": _loss(reduction=("mean", "mean", "sum")),
-    "huber_loss": _loss(delta=(1.0, 0.5)),
+    "mse_loss": _loss(reduction=("mean", "mean", "sum", "none")),
+    "huber_loss": _loss(delta=(1.0, 0.5, 1), reduction=("mean", "mean", "sum", "none")),
     "kl_div": _kl,
     "cross_entropy": _cross_entropy,
     "ctc_loss": _ctc,
