@@ -33,7 +33,7 @@ LAST_CHARACTER = chr(0x10FFFF)
 
 
 @dataclass(frozen=True)
-class Source:
+class RecordQuery:
     """How records of one kind are read: the SELECT statement, the order, and the condition that each filter adds."""
 
     select: str
@@ -69,7 +69,7 @@ def count(connection: sqlite3.Connection, kind: type, by: str, op: str, filters:
     return dict(connection.execute(f"SELECT {by}, count(*) FROM {named} {where} GROUP BY {by}", values))  # noqa: S608
 
 
-def _where(source: Source, kind: type, op: str, filters: Filters) -> tuple[str, list[object]]:
+def _where(source: RecordQuery, kind: type, op: str, filters: Filters) -> tuple[str, list[object]]:
     given: dict[str, Any] = {**({"op": op} if op else {}), **filters}
     conditions, values = [], list[object]()
     for name, value in given.items():
@@ -149,21 +149,21 @@ NEWEST_TIMED = """number IN (SELECT number FROM (SELECT number, max(created) FRO
 CONTENDING = "number IN (SELECT number FROM contenders WHERE op = ? AND device = ?)"
 OF_PARENTS = f"p.id IN (SELECT proposal_id FROM children WHERE parent {GIVEN})"  # noqa: S608 - constants only
 
-SOURCES: dict[type, Source] = {
-    Kernel: Source(
+SOURCES: dict[type, RecordQuery] = {
+    Kernel: RecordQuery(
         "SELECT id, text FROM kernels",
         "ORDER BY rowid",
         _by("op", ids=ID_IN, prefix=ID_PREFIX),
         _each(rows.kernel),
     ),
-    KernelSummary: Source(
+    KernelSummary: RecordQuery(
         "SELECT number, id, op, family, outline FROM kernel_summaries",
         "ORDER BY number",
         _by("op", "outline", ids=ID_IN, prefix=ID_PREFIX, after="number > ?", oldest=""),
         _each(rows.kernel_summary_in),
     ),
-    KernelId: Source("SELECT id FROM kernel_summaries", "ORDER BY number", _by("op"), _plain(KernelId)),
-    Proposal: Source(
+    KernelId: RecordQuery("SELECT id FROM kernel_summaries", "ORDER BY number", _by("op"), _plain(KernelId)),
+    Proposal: RecordQuery(
         """SELECT p.id, p.op, operator, proposer, parents, run, reply, failure, created, call, kernel_id, k.text,
                   prompt_tokens, completion_tokens, seconds, cached_tokens, reasoning_tokens, usd
            FROM proposals p LEFT JOIN kernels k ON k.id = p.kernel_id""",
@@ -172,7 +172,7 @@ SOURCES: dict[type, Source] = {
             prefix="p.id BETWEEN ? AND ?"),
         _each(rows.proposal),
     ),
-    ProposalSummary: Source(
+    ProposalSummary: RecordQuery(
         """SELECT p.rowid, id, op, operator, proposer, kernel_id, parents, run, failure, created, call, prompt_tokens,
                   completion_tokens, seconds, cached_tokens, reasoning_tokens, usd
            FROM proposals p""",
@@ -181,39 +181,39 @@ SOURCES: dict[type, Source] = {
             after="p.rowid > ?", since="created >= ?"),
         _each(rows.proposal_summary),
     ),
-    Origin: Source(
+    Origin: RecordQuery(
         "SELECT kernel_id, parents FROM proposals p", "ORDER BY created, p.rowid", _by("op"), _plain(Origin),
     ),
-    BriefProposal: Source(
+    BriefProposal: RecordQuery(
         "SELECT kernel_id, run, created, prompt_tokens + completion_tokens, usd, seconds, p.rowid FROM proposals p",
         "ORDER BY created",  # as in the index, so that nothing is left to sort but equal times
         _by("run", op=IN_ORDER),
         lambda connection, found: sorted(_plain(BriefProposal)(connection, found), key=itemgetter(2, 6)),
     ),
-    BriefEvaluation: Source(
+    BriefEvaluation: RecordQuery(
         "SELECT kernel_id, created, seconds, outcome = 'passed', speedup, run FROM evaluation_summaries",
         "ORDER BY created, number",
         _by("device", op=IN_ORDER),
         _plain(BriefEvaluation),
     ),
-    Judged: Source(
+    Judged: RecordQuery(
         "SELECT kernel_id, created FROM evaluation_summaries", "ORDER BY created, number",
         _by("device", op=IN_ORDER), _plain(Judged),
     ),
-    AskedQuestion: Source(
+    AskedQuestion: RecordQuery(
         """SELECT q.proposal_id, q.op, q.model, q.endpoint, q.parameters, q.messages
            FROM questions q LEFT JOIN proposals p ON p.id = q.proposal_id""",
         "ORDER BY p.created, p.rowid, q.rowid",
         _by("run", op="q.op = ?", ids=f"q.proposal_id {GIVEN}"),
         _questions,
     ),
-    Evaluation: Source(
+    Evaluation: RecordQuery(
         "SELECT * FROM evaluations",
         "ORDER BY created, rowid",
         _by("op", ids=ID_IN, kernels=f"kernel_id {GIVEN}", shipped=SHIPPED_IN),
         _evaluations,
     ),
-    EvaluationSummary: Source(
+    EvaluationSummary: RecordQuery(
         """SELECT number, id, kernel_id, op, device, outcome, created, seconds, confirmed, code, traits, log, speedup,
                   workloads, times
            FROM evaluation_summaries""",
@@ -224,7 +224,7 @@ SOURCES: dict[type, Source] = {
             after="number > ?"),
         _oldest_first,
     ),
-    RankedTimes: Source(
+    RankedTimes: RecordQuery(
         # Rows are read in the order in which they were added, which is fast and decides between equal times.
         """SELECT id, kernel_id, device, created, confirmed, traits, workloads, times
            FROM evaluation_summaries INDEXED BY evaluation_summaries_by_op""",
@@ -232,29 +232,31 @@ SOURCES: dict[type, Source] = {
         _by("device", op="op = ? AND in_force = 1 AND outcome = 'passed'", contending=CONTENDING),
         _each(rows.ranked_times),
     ),
-    Skips: Source("SELECT id, skipped FROM evaluations", "ORDER BY rowid", _by("op", ids=ID_IN), _each(rows.skips)),
-    DeviceInfo: Source(
+    Skips: RecordQuery(
+        "SELECT id, skipped FROM evaluations", "ORDER BY rowid", _by("op", ids=ID_IN), _each(rows.skips)
+    ),
+    DeviceInfo: RecordQuery(
         """SELECT d.* FROM devices d JOIN (SELECT device_id, max(created) AS last FROM evaluations""",
         "GROUP BY device_id) ON device_id = d.id ORDER BY last",
         _by("op"),
         _each(rows.device),
     ),
-    Run: Source("SELECT * FROM runs", "ORDER BY created, rowid", _by("op", ids=ID_IN, prefix=ID_PREFIX),
+    Run: RecordQuery("SELECT * FROM runs", "ORDER BY created, rowid", _by("op", ids=ID_IN, prefix=ID_PREFIX),
                 _each(rows.run)),
-    Leg: Source(
+    Leg: RecordQuery(
         "SELECT l.id, l.run, started, max(ended) FROM legs l LEFT JOIN runs r ON r.id = l.run",
         "GROUP BY l.run, started ORDER BY started",
         _by(op="r.op = ?", run="l.run = ?"),
         _each(lambda row: rows.checked("legs", row[0], Leg(*row[1:]))),
     ),
-    Profile: Source(
+    Profile: RecordQuery(
         "SELECT id, profile FROM profiles", "ORDER BY created, rowid",
         _by("op", kernels=f"json_extract(profile, '$.kernel_id') {GIVEN}"), _whole(Profile, "profiles"),
     ),
-    Standard: Source(
+    Standard: RecordQuery(
         "SELECT id, standard FROM standards", "ORDER BY created, rowid", _by("op"), _whole(Standard, "standards"),
     ),
-    Merged: Source(
+    Merged: RecordQuery(
         "SELECT * FROM merged", "ORDER BY rowid", _by("op", ids=f"evaluation_id {GIVEN}"),
         _each(lambda row: rows.checked("merged", row[0], Merged(*row))),
     ),

@@ -34,7 +34,7 @@ from evolve.report import facts, gains
 from evolve.report.basis import basis_of
 from evolve.report.failures import MOST_LISTED, failed_requests, failures_table, reasons, tally
 from evolve.report.kernel import beside, difference, kernel_details, reply_details
-from evolve.report.kernels import PENDING, SORTS, Choice, KernelLine, kernel_lines, kernels_table
+from evolve.report.kernels import PENDING, SORTS, KernelFilter, KernelLine, kernel_lines, kernels_table
 from evolve.report.lineage import MOST_SHOWN, Lineage, left_out_words, lineage_tree, lineages, roots_shown
 from evolve.report.output import EVERYTHING, csv_of, paged
 from evolve.report.runs import has_unicode
@@ -79,7 +79,7 @@ def top(  # noqa: PLR0913, PLR0917 - one per option
     if failures:
         _list_failures(store, name, as_json=as_json)
         return
-    choice = Choice(device, options.known_dtype(dtype), _known_outcome(outcome), proposer,
+    choice = KernelFilter(device, options.known_dtype(dtype), _known_outcome(outcome), proposer,
                     lookup.one(store, run).id if run else "", options.moment_of(since))  # fmt: skip
     if choice.of_kernels or sort:
         ops = [one for one in store.count(KernelSummary, "op", name) if options.of_family(one, family)]
@@ -102,7 +102,7 @@ def top(  # noqa: PLR0913, PLR0917 - one per option
         _print_standings(store, found)
 
 
-def _print_overview(store: Store, choice: Choice, family: str, *, as_json: bool, as_csv: bool) -> None:
+def _print_overview(store: Store, choice: KernelFilter, family: str, *, as_json: bool, as_csv: bool) -> None:
     """Print a line per op and device, most to gain first."""
     held = {op for op in store.count(KernelSummary, "op") if options.of_family(op, family)}
     found = [one for one in gains.reached_everywhere(store, choice.device, choice.dtype) if one.op in held]
@@ -138,7 +138,9 @@ def _print_standings(store: Store, found: Sequence[Standing]) -> None:
             output.print()
 
 
-def _list_kernels(store: Store, lines: Sequence[KernelLine], choice: Choice, *, as_json: bool, as_csv: bool) -> None:
+def _list_kernels(
+    store: Store, lines: Sequence[KernelLine], choice: KernelFilter, *, as_json: bool, as_csv: bool
+) -> None:
     if as_json:
         print_json([facts.of_kernel_line(line) for line in lines])
     if not lines and not choice.outcome:

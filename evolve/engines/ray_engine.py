@@ -20,7 +20,7 @@ from evolve.devices import choose
 from evolve.engines.cluster import AUTO, allocation_of, connect, default_device, sentence
 from evolve.engines.engine import Job, TakesPauses
 from evolve.engines.messages import WAITING, Assignment, Done, Message, Ready, decode, encode
-from evolve.engines.station import Fault, Hello, RemoteJob, Station, Watch, own_versions
+from evolve.engines.station import Hello, RemoteJob, Station, StationFault, Watch, own_versions
 from evolve.errors import UserError
 from evolve.evaluation.requests import ProfileRequest, ProfileResult, TimingRequest, TimingResult
 from reference_ops import catalog
@@ -81,7 +81,7 @@ class RayEngine:
         self._info: DeviceInfo | None = None
         self._versions = own_versions()
         self._torch: Hello | None = None  # the first station, whose version of PyTorch the others must have
-        self._waiting, self._faults = deque[_Ticket](), deque[Fault]()
+        self._waiting, self._faults = deque[_Ticket](), deque[StationFault]()
         self._numbers = itertools.count()
         self._lost_starts, self._none_since, self._looked = 0, time.monotonic(), 0.0
         self._unprofiled, self._closed = "", False
@@ -216,7 +216,7 @@ class RayEngine:
         except RayError as error:
             yield from self._lost(slot, str(error))
             return
-        if isinstance(answer, Fault):
+        if isinstance(answer, StationFault):
             self._faults.append(answer)
             return
         slot.asked = slot.actor.events.remote()
@@ -323,7 +323,7 @@ class RayEngine:
                     raise
                 except RayError:  # `_step` notices that the actor is lost
                     answer = None
-                if isinstance(answer, Fault):
+                if isinstance(answer, StationFault):
                     raise located(answer)
                 if answer is not None:
                     return decode(answer)
@@ -341,7 +341,7 @@ def on_node(make: Make, kind: str, watch: Watch) -> tuple[TakesPauses, int]:
     return make(kind, watch, max(1, int(cores)))
 
 
-def located(fault: Fault) -> UserError:
+def located(fault: StationFault) -> UserError:
     return UserError(f"{fault.message} (on the node {fault.host})", fault.hint)
 
 

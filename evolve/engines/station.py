@@ -31,7 +31,7 @@ Watch = Callable[[str, str], None]
 
 
 @dataclass(frozen=True)
-class Fault:
+class StationFault:
     """An error that the user can correct, and the machine on which it occurred."""
 
     message: str
@@ -79,7 +79,7 @@ class Events:
 
     phases: dict[str, str] = field(default_factory=dict)  # the latest of each kernel, by its id
     verdicts: list[tuple[int, bytes]] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[StationFault] = field(default_factory=list)
 
     @property
     def some(self) -> bool:
@@ -97,7 +97,7 @@ class Station:
         self._happened, self._events = threading.Condition(), Events()
         self._codes = defaultdict[str, OwnCodes](OwnCodes)  # by op
 
-    def start(self, expected: Versions) -> Hello | Fault:
+    def start(self, expected: Versions) -> Hello | StationFault:
         """Start the engine and wait for its device. Refuses to work with another version of this package."""
         own = own_versions()
         if own.code != expected.code:
@@ -105,13 +105,13 @@ class Station:
             hint = (
                 "install the same version on all machines of the cluster: pip install the same wheel or checkout there"
             )
-            return Fault(message, hint, self._host)
+            return StationFault(message, hint, self._host)
         try:
             engine, depth = self._make(self._watch)
             self._engine = SharedEngine(engine, depth)
             return Hello(encode(Ready(self._engine.info)), self._host, own, depth)
         except UserError as error:
-            return Fault(str(error), error.hint, self._host)
+            return StationFault(str(error), error.hint, self._host)
 
     def submit(self, jobs: list[RemoteJob]) -> None:
         for remote in jobs:
@@ -129,7 +129,7 @@ class Station:
             found, self._events = self._events, Events()
         return found
 
-    def ask(self, request: bytes) -> bytes | Fault:
+    def ask(self, request: bytes) -> bytes | StationFault:
         """Return the answer to a request other than a job."""
         message = decode(request)
         try:
@@ -139,7 +139,7 @@ class Station:
             assert isinstance(message, TimingRequest)  # noqa: S101 - there are no other requests
             return encode(self._ready.time_pytorch(message))
         except UserError as error:
-            return Fault(str(error), error.hint, self._host)
+            return StationFault(str(error), error.hint, self._host)
 
     def close(self) -> None:
         if self._engine:
@@ -162,9 +162,9 @@ class Station:
             if isinstance(answer, Evaluation):
                 self._events.verdicts.append((number, encode(Done(answer))))
             elif isinstance(answer, UserError):
-                self._events.faults.append(Fault(str(answer), answer.hint, self._host))
+                self._events.faults.append(StationFault(str(answer), answer.hint, self._host))
             else:
-                self._events.faults.append(Fault(f"{type(answer).__name__}: {answer}", "", self._host))
+                self._events.faults.append(StationFault(f"{type(answer).__name__}: {answer}", "", self._host))
             self._happened.notify_all()
 
     def _local(self, op: str, remote: RemoteJob) -> str:

@@ -12,7 +12,7 @@ STREAM, PRODUCT = "stream", "product"  # what instructions are for: moving data,
 
 
 @dataclass(frozen=True)
-class Instruction:
+class InstructionFamily:
     """A family of instructions: where it is available, what it is for, and how it is written."""
 
     name: str
@@ -59,7 +59,7 @@ The examples use:"""
 SHARED_ADDRESS = "__device__ unsigned at(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }\n"
 
 INSTRUCTIONS = (
-    Instruction(
+    InstructionFamily(
         "cp.async", 80, STREAM,
         "16 bytes (or 4, 8 with .ca) from global to shared memory past the registers, so that the next tile is on its "
         "way while this one is used.",
@@ -74,7 +74,7 @@ asm volatile("cp.async.wait_group 1;" ::: "memory");  // all groups but the newe
 __syncthreads();
 """,
     ),
-    Instruction(
+    InstructionFamily(
         "cp.async.bulk", 90, STREAM,
         "one thread has a whole stretch copied (addresses and size multiples of 16); an mbarrier counts its bytes.",
         """\
@@ -97,7 +97,7 @@ __syncthreads();  // the barrier exists
 wait(at(&arrived), 0);  // used again, its phases are 1, 0, 1, ...
 """,
     ),
-    Instruction(
+    InstructionFamily(
         "clusters", 90, STREAM,
         "up to 8 neighbouring blocks meet and read each other's shared memory. `__cluster_dims__(SIZE, 1, 1)` stands "
         "between `void` and the entry's name, with a knob as SIZE; the grid is a multiple of it.",
@@ -120,7 +120,7 @@ for (int rank = 0; rank < SIZE; ++rank) sum += of_block(&part, rank);
 meet();  // no block may end while another reads its memory
 """,
     ),
-    Instruction(
+    InstructionFamily(
         "mma.sync", 80, PRODUCT,
         "a warp multiplies 16x16 by 16x8 in bf16 (or .f16; m16n8k8 with .tf32). Lane l, g = l / 4, t = 2 * (l % 4): "
         "a[0] holds A[g][t, t+1], a[1] A[g+8][t..], a[2] A[g][t+8..], a[3] A[g+8][t+8..]; b[0] B[t, t+1][g], b[1] "
@@ -134,7 +134,7 @@ __device__ void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2
 }
 """,
     ),
-    Instruction(
+    InstructionFamily(
         "wgmma", 90, PRODUCT,
         "four warps multiply tiles in shared memory: A [64, k] by B [n, k] (both with k contiguous), n a multiple of 8 "
         "up to 256 with n / 2 sums a thread. Here n = 8, a row is 64 bf16 values (128 bytes), tiles begin at multiples "

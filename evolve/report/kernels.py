@@ -23,7 +23,7 @@ SORTS = ("best", "mean", "when", "op", "outcome", "proposer")
 
 
 @dataclass(frozen=True)
-class Choice:
+class KernelFilter:
     """What a kernel must be to be listed. Empty fields leave everything open."""
 
     device: str = ""  # a part of the device's key
@@ -57,7 +57,7 @@ class KernelLine:
     created: float
 
 
-def kernel_lines(store: Store, ops: Collection[str], choice: Choice, by: str = "best") -> list[KernelLine]:
+def kernel_lines(store: Store, ops: Collection[str], choice: KernelFilter, by: str = "best") -> list[KernelLine]:
     """Return the chosen kernels of these ops on each device, sorted; the largest and the newest come first."""
     with uncollected():
         found = [
@@ -76,7 +76,7 @@ SORTED_BY: Mapping[str, Callable[[KernelLine], tuple[float, str]]] = {
 }
 
 
-def _of(store: Store, op: str, device: DeviceInfo, choice: Choice) -> Iterator[KernelLine]:
+def _of(store: Store, op: str, device: DeviceInfo, choice: KernelFilter) -> Iterator[KernelLine]:
     pending = _lists_pending(store, device, choice)
     verdicts, proposals = _verdicts_and_proposals(store, op, device, choice, pending=pending)
     basis = basis_of(store, op, device) if verdicts else PYTORCH
@@ -102,7 +102,7 @@ def _of(store: Store, op: str, device: DeviceInfo, choice: Choice) -> Iterator[K
 
 
 def _verdicts_and_proposals(
-    store: Store, op: str, device: DeviceInfo, choice: Choice, *, pending: bool
+    store: Store, op: str, device: DeviceInfo, choice: KernelFilter, *, pending: bool
 ) -> tuple[Sequence[EvaluationSummary], Mapping[str, ProposalSummary]]:
     """Return verdicts in force and the first proposals of their kernels: all that may be chosen, and few others."""
     outcomes = choice.outcomes
@@ -118,7 +118,7 @@ def _verdicts_and_proposals(
     return store.find(EvaluationSummary, op, device=device.key, in_force=True), proposals
 
 
-def _lists_pending(store: Store, device: DeviceInfo, choice: Choice) -> bool:
+def _lists_pending(store: Store, device: DeviceInfo, choice: KernelFilter) -> bool:
     """Return whether to list kernels without a verdict: if they are asked for, or if the run is on this device."""
     if choice.outcome:
         return PENDING.startswith(choice.outcome)
@@ -126,7 +126,7 @@ def _lists_pending(store: Store, device: DeviceInfo, choice: Choice) -> bool:
 
 
 def _proposals(
-    store: Store, op: str, choice: Choice, kernels: Sequence[str] | None = None
+    store: Store, op: str, choice: KernelFilter, kernels: Sequence[str] | None = None
 ) -> dict[str, ProposalSummary]:
     """Return the first proposal of each kernel, or of these, of the chosen run if there is one."""
     if choice.since and not choice.run and kernels is None:  # what was proposed again may have been proposed before
@@ -138,7 +138,7 @@ def _proposals(
     return {one.kernel_id: one for one in reversed(every) if one.kernel_id}
 
 
-def _fits(proposal: ProposalSummary | None, choice: Choice) -> bool:
+def _fits(proposal: ProposalSummary | None, choice: KernelFilter) -> bool:
     if proposal is None:
         return not (choice.proposer or choice.run or choice.since)
     return choice.proposer.lower() in proposal.proposer.lower() and proposal.created >= choice.since

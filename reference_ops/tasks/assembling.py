@@ -14,7 +14,7 @@ from reference_ops.op import COMMON, NORMAL, Number, Op, TensorSpec, Workload
 from reference_ops.precision import TORCH_DTYPES
 from reference_ops.tasks.smaller import At, Smaller
 from reference_ops.tasks.source import TaskError, identifier, named_dims
-from reference_ops.tasks.standalone import Origin, module_text
+from reference_ops.tasks.standalone import TaskOrigin, module_text
 from reference_ops.tasks.tracing import Fact, Shapes, Traced, reference_of, shapes_of
 from reference_ops.tasks.weights import drawing, without_inert
 
@@ -63,7 +63,7 @@ class _Names:
     settable: dict[str, tuple[str, ...]]  # by symbolic dim, the task's sizes that have the same value everywhere
 
 
-def assembled(name: str, sizes: Sizes, note: str, origin: Origin) -> Op:
+def assembled(name: str, sizes: Sizes, note: str, origin: TaskOrigin) -> Op:
     """Return the op of a task."""
     own, names = sizes.gpu[0], _names(sizes)
     points = _Points(sizes, names)
@@ -317,7 +317,9 @@ def _values(found: Traced, parameters: Mapping[str, str]) -> tuple[tuple[str, Nu
     return tuple((name, found.constants[constant]) for constant, name in parameters.items())
 
 
-def _with_source(reference: Callable[..., Any], parameters: Mapping[str, str], origin: Origin) -> Callable[..., Any]:
+def _with_source(
+    reference: Callable[..., Any], parameters: Mapping[str, str], origin: TaskOrigin
+) -> Callable[..., Any]:
     """Make the reference take the op's names of parameters, and `inspect` find the task's source for it."""
     constants = {name: constant for constant, name in parameters.items()}
 

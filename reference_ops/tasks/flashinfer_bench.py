@@ -19,7 +19,7 @@ from reference_ops.tasks.assembling import sound
 from reference_ops.tasks.calling import Call, in_order, module_of
 from reference_ops.tasks.smaller import MOST_ELEMENTS, MOST_OUTPUTS
 from reference_ops.tasks.source import TaskError, identifier, run_text
-from reference_ops.tasks.standalone import Origin, module_text
+from reference_ops.tasks.standalone import TaskOrigin, module_text
 from reference_ops.tasks.tracing import InFloat64
 
 MOST_WORKLOADS, SMALL = 6, 4
@@ -64,7 +64,7 @@ def load(path: Path) -> Op:
         only_listed=True,
     )
     made = f"_calling.module_of(_calling.in_order(run, {[*definition['outputs']]}))"
-    origin = Origin(run, run.__module__, path.name, definition["reference"], ("run",), (made,))
+    origin = TaskOrigin(run, run.__module__, path.name, definition["reference"], ("run",), (made,))
     arguments = tuple((names[name], None) for name in definition["inputs"])
     call = Call(module_of(run), arguments, tuple(one.name for one in op.inputs))
     op = replace(op, standalone=lambda: module_text(op, origin, [call], {}))

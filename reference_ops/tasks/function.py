@@ -16,7 +16,7 @@ from reference_ops.tasks.assembling import Sizes, assembled
 from reference_ops.tasks.calling import module_of
 from reference_ops.tasks.resizing import resized
 from reference_ops.tasks.source import TaskError, identifier, read
-from reference_ops.tasks.standalone import Origin
+from reference_ops.tasks.standalone import TaskOrigin
 from reference_ops.tasks.tracing import Case, traced
 
 MARK = "evolve_op"  # attribute set by the decorator, with the function's examples and its name as an op
@@ -46,7 +46,7 @@ def load(path: Path, name: str, example: str) -> Op:
     named = identifier(marked.get("name") or function.__name__, set())
     written = next(key for key, value in vars(module).items() if value is function)
     text = path.read_text(encoding="utf-8")
-    origin = Origin(function, module.__name__, path.name, text, (written,), (f"_calling.module_of({written})",))
+    origin = TaskOrigin(function, module.__name__, path.name, text, (written,), (f"_calling.module_of({written})",))
     op = assembled(named, sizes, note, origin)
     return replace(op, note=f"{op.note} {_freedom(op)}")
 

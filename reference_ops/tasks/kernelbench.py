@@ -11,7 +11,7 @@ from reference_ops.op import Op
 from reference_ops.tasks.assembling import assembled, sized
 from reference_ops.tasks.smaller import smaller, tracer
 from reference_ops.tasks.source import read
-from reference_ops.tasks.standalone import Origin
+from reference_ops.tasks.standalone import TaskOrigin
 from reference_ops.tasks.tracing import Case, traced
 
 
@@ -30,7 +30,7 @@ def load(path: Path) -> Op:
         note += f" The random numbers that it draws come in as {', '.join(own.drawn_inside)}."
     if own.left_out:
         note += f" Left out, since its random mask has no right answer: {', '.join(own.left_out)}."
-    origin = Origin(module.Model.forward, source.module_name, path.name, source.text, *_made(module))
+    origin = TaskOrigin(module.Model.forward, source.module_name, path.name, source.text, *_made(module))
     return assembled(name_of(path), found, note + inert, origin)
 
 

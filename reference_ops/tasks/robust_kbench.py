@@ -18,7 +18,7 @@ from reference_ops.tasks.assembling import assembled, sized
 from reference_ops.tasks.calling import flat
 from reference_ops.tasks.smaller import smaller
 from reference_ops.tasks.source import ROBUST_KBENCH_FILES, TaskError, config_of, read
-from reference_ops.tasks.standalone import Origin
+from reference_ops.tasks.standalone import TaskOrigin
 from reference_ops.tasks.tracing import Case, Traced, traced
 
 MOST_SETTINGS = 6
@@ -47,7 +47,7 @@ def load(path: Path) -> Op:
     made = tuple(f"_calling.skeleton(lambda: Model(**{given!r}))[0]" for given in each)
     obstacle = "autograd computes its gradients from the forward: export the forward instead" if backward else ""
     forward = module.Model.forward
-    origin = Origin(forward, source.module_name, path.name, source.text, ("Model",), made, obstacle)
+    origin = TaskOrigin(forward, source.module_name, path.name, source.text, ("Model",), made, obstacle)
     op = assembled(named, found, note + inert, origin)
     return op if not backward else _renamed(op, found.gpu[0])
 

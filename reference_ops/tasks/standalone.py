@@ -47,7 +47,7 @@ CALL = """\
 
 
 @dataclass(frozen=True)
-class Origin:
+class TaskOrigin:
     """The source of a task: its function or its module's forward, and what a package must contain of its file."""
 
     forward: Callable[..., Any]
@@ -59,7 +59,7 @@ class Origin:
     obstacle: str = ""  # why a package cannot contain the task
 
 
-def module_text(op: Op, origin: Origin, calls: Sequence[Call], parameters: Mapping[str, str]) -> str:
+def module_text(op: Op, origin: TaskOrigin, calls: Sequence[Call], parameters: Mapping[str, str]) -> str:
     """Return the text of the module. `parameters` maps the task's names of constants to those of the op."""
     if origin.obstacle:
         raise TaskError(origin.obstacle)

@@ -14,11 +14,11 @@ from evolve.engines.engine import Job
 from evolve.engines.messages import Assignment, Done, decode, encode
 from evolve.engines.station import (
     Events,
-    Fault,
     Hello,
     OwnCodes,
     RemoteJob,
     Station,
+    StationFault,
     own_versions,
 )
 from evolve.errors import UserError
@@ -69,7 +69,7 @@ def test_a_verdict_comes_with_the_number_of_its_job(station: Station) -> None:
 def test_another_version_of_the_package_is_refused() -> None:
     station = Station(lambda _watch: pytest.fail("no engine is made"))
     answer = station.start(replace(OWN, code="0123abcd", package="9.9"))
-    assert isinstance(answer, Fault)
+    assert isinstance(answer, StationFault)
     assert f"evolve-kernels {OWN.package} (code {OWN.code})" in answer.message
     assert "started with 9.9 (code 0123abcd)" in answer.message
     assert "install the same version" in answer.hint
@@ -80,7 +80,7 @@ def test_an_error_at_the_start_is_a_fault_with_its_hint() -> None:
         raise UserError("NVRTC cannot be loaded", "install it")
 
     answer = Station(make).start(OWN)
-    assert isinstance(answer, Fault)
+    assert isinstance(answer, StationFault)
     assert (answer.message, answer.hint) == ("NVRTC cannot be loaded", "install it")
 
 

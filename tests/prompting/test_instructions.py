@@ -8,7 +8,13 @@ from archive.binding import bind
 from archive.kernel import parse_for
 from archive.records import DeviceInfo
 from evolve.op_on_device import point, signature
-from evolve.prompting.instructions import IN_THE_KERNEL, INSTRUCTIONS, SHARED_ADDRESS, Instruction, instructions_section
+from evolve.prompting.instructions import (
+    IN_THE_KERNEL,
+    INSTRUCTIONS,
+    SHARED_ADDRESS,
+    InstructionFamily,
+    instructions_section,
+)
 
 # What an example assumes: declarations before it in the kernel, and its result.
 SETTING = {
@@ -24,7 +30,7 @@ SETTING = {
 }
 
 
-def kernel_text(one: Instruction) -> str:
+def kernel_text(one: InstructionFamily) -> str:
     helpers, _, body = one.example.partition(IN_THE_KERNEL)
     before, result = SETTING[one.name]
     cluster = "__cluster_dims__(SIZE, 1, 1) " if one.name == "clusters" else ""
@@ -37,13 +43,13 @@ def kernel_text(one: Instruction) -> str:
     return f"{plan}{SHARED_ADDRESS}{helpers}{entry}"
 
 
-def architectures(one: Instruction) -> list[str]:
+def architectures(one: InstructionFamily) -> list[str]:
     known = ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a")
     return [arch for arch in known if one.on(arch)]
 
 
 @each({one.name: one for one in INSTRUCTIONS})
-def test_an_example_compiles_as_it_stands_on_every_architecture_it_is_shown_for(one: Instruction) -> None:
+def test_an_example_compiles_as_it_stands_on_every_architecture_it_is_shown_for(one: InstructionFamily) -> None:
     pytest.importorskip("cupy")
     from evolve.devices.cuda.compiler import compile_cubin
 

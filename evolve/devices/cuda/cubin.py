@@ -243,7 +243,7 @@ def _attributes(info: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 @dataclass(frozen=True)
-class Limits:
+class MultiprocessorLimits:
     """Upper limits of a multiprocessor."""
 
     warps: int
@@ -254,17 +254,17 @@ class Limits:
 
 
 LIMITS = {
-    70: Limits(64, 32, 96, 256, 0),
-    75: Limits(32, 16, 64, 256, 0),
-    80: Limits(64, 32, 164),
-    86: Limits(48, 16, 100),
-    87: Limits(48, 16, 164),
-    88: Limits(48, 16, 100),
-    89: Limits(48, 24, 100),
-    90: Limits(64, 32, 228),
-    100: Limits(64, 32, 228),
-    110: Limits(48, 24, 228),
-    120: Limits(48, 24, 100),
+    70: MultiprocessorLimits(64, 32, 96, 256, 0),
+    75: MultiprocessorLimits(32, 16, 64, 256, 0),
+    80: MultiprocessorLimits(64, 32, 164),
+    86: MultiprocessorLimits(48, 16, 100),
+    87: MultiprocessorLimits(48, 16, 164),
+    88: MultiprocessorLimits(48, 16, 100),
+    89: MultiprocessorLimits(48, 24, 100),
+    90: MultiprocessorLimits(64, 32, 228),
+    100: MultiprocessorLimits(64, 32, 228),
+    110: MultiprocessorLimits(48, 24, 228),
+    120: MultiprocessorLimits(48, 24, 100),
 }
 
 

@@ -11,7 +11,7 @@ PLACE = re.compile(r"%(\d+)")
 
 
 @dataclass(frozen=True)
-class Instruction:
+class EmulatedInstruction:
     """An instruction that the emulator has: its name, the function that does it, and how many operands it takes."""
 
     name: re.Pattern[str]
@@ -20,25 +20,27 @@ class Instruction:
 
 
 INSTRUCTIONS = (
-    Instruction(
+    EmulatedInstruction(
         re.compile(r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32"), "mma<__nv_bfloat16>", (14,)
     ),
-    Instruction(re.compile(r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\.f16\.f32"), "mma<__half>", (14,)),
-    Instruction(re.compile(r"mma\.sync\.aligned\.m16n8k8\.row\.col\.f32\.tf32\.tf32\.f32"), "mma_tf32", (14,)),
-    Instruction(
+    EmulatedInstruction(
+        re.compile(r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\.f16\.f32"), "mma<__half>", (14,)
+    ),
+    EmulatedInstruction(re.compile(r"mma\.sync\.aligned\.m16n8k8\.row\.col\.f32\.tf32\.tf32\.f32"), "mma_tf32", (14,)),
+    EmulatedInstruction(
         re.compile(r"ldmatrix\.sync\.aligned\.m8n8\.x([124])\.shared(?:::cta)?\.b16"), r"ldmatrix<\1>", (2, 3, 5)
     ),
-    Instruction(
+    EmulatedInstruction(
         re.compile(r"ldmatrix\.sync\.aligned\.m8n8\.x([124])\.trans\.shared(?:::cta)?\.b16"),
         r"ldmatrix_trans<\1>",
         (2, 3, 5),
     ),
-    Instruction(
+    EmulatedInstruction(
         re.compile(r"cp\.async\.c[ag]\.shared(?:::cta|::cluster)?\.global(?:\.L2::(?:64|128|256)B)?"),
         "copy_async",
         (3, 4),
     ),
-    Instruction(re.compile(r"cp\.async\.(?:commit_group|wait_all|wait_group)"), "waited", (0, 1)),
+    EmulatedInstruction(re.compile(r"cp\.async\.(?:commit_group|wait_all|wait_group)"), "waited", (0, 1)),
 )
 
 

@@ -37,13 +37,13 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class History:
+class ArmResults:
     """The results of earlier trials by arm. Costs are in USD if every reply has a price, else in tokens."""
 
     by_arm: Mapping[Arm, Sequence[float]]  # the fields of a Tally
 
     @classmethod
-    def of(cls, trials: Sequence[Trial]) -> "History":
+    def of(cls, trials: Sequence[Trial]) -> "ArmResults":
         in_usd = all(trial.cost.usd for trial in trials if trial.cost.tokens)
         sums: dict[Arm, list[float]] = {}
         for age, trial in enumerate(reversed(trials)):
@@ -66,7 +66,7 @@ def choose(
 ) -> tuple[Arm, ...]:
     """Return an arm for each question. `most` limits how many questions may use an operator."""
     proposers = {proposer for proposer, _ in arms}
-    history = History.of([trial for trial in trials if trial.proposer in proposers])
+    history = ArmResults.of([trial for trial in trials if trial.proposer in proposers])
     overall = history.tally(lambda _: True)
     posteriors = {arm: _Posterior.of(arm, history, overall) for arm in arms}
     left = dict(most or {})
@@ -93,7 +93,7 @@ class _Posterior:
     cost: float
 
     @classmethod
-    def of(cls, arm: Arm, history: History, overall: Tally) -> "_Posterior":
+    def of(cls, arm: Arm, history: ArmResults, overall: Tally) -> "_Posterior":
         own = history.tally(lambda other: other == arm)
         of_model = history.tally(lambda other: other[0] == arm[0] and other != arm)
         of_operator = history.tally(lambda other: other[1] == arm[1] and other != arm)

@@ -101,7 +101,7 @@ class Endpoints:
                 rate_limit.hold(delay)
             retries += 1
 
-    def _send(self, call: Call, parameters: dict[str, Any], key: str, pause: Pause) -> "Answer | Fault | str":
+    def _send(self, call: Call, parameters: dict[str, Any], key: str, pause: Pause) -> "Answer | RequestFault | str":
         """Send one request. Return its answer, its fault, or the name of a parameter that the model refuses."""
         model, secret = call.model, self._key(call.model)
         conversation: Any = [{"role": message.role, "content": message.content} for message in call.messages]
@@ -212,13 +212,13 @@ def _answer(text: str, call: Call, parameters: Mapping[str, Any], secret: str) -
     )
 
 
-def _failed(fault: "Fault", parameters: Mapping[str, Any]) -> Answer:
+def _failed(fault: "RequestFault", parameters: Mapping[str, Any]) -> Answer:
     unusable = UserError(fault.unusable, fault.hint) if fault.unusable else None
     return Answer(failure=fault.reason, parameters=json.dumps(parameters, sort_keys=True), unusable=unusable)
 
 
 @dataclass(frozen=True)
-class Fault:
+class RequestFault:
     """The reason why a request got no reply, and whether to send it again."""
 
     reason: str
@@ -228,35 +228,35 @@ class Fault:
     hint: str = ""
 
 
-def fault_of(error: Exception, model: Model, secret: str) -> Fault:
+def fault_of(error: Exception, model: Model, secret: str) -> RequestFault:
     """Return what an error from the client means for the request and for the model."""
     reason = redacted_line(_reason(error), model, secret)
     if isinstance(error, openai.APIStatusError):
         return _of_status(error, reason, model)
     if isinstance(error, openai.APIConnectionError) and type(error.__cause__).__name__ in UNREACHABLE:
         hint = "Check the address (OPENAI_BASE_URL, or what follows the @ of --model), and that the server is up."
-        return Fault(reason, RETRIES, unusable=f"no server answers at {model.endpoint}: {reason}", hint=hint)
+        return RequestFault(reason, RETRIES, unusable=f"no server answers at {model.endpoint}: {reason}", hint=hint)
     if _timed_out(error):
-        return Fault(reason, RETRIES_AFTER_TIME_OUT)
+        return RequestFault(reason, RETRIES_AFTER_TIME_OUT)
     connection = isinstance(error, openai.APIConnectionError) or not isinstance(error, openai.OpenAIError | ValueError)
-    return Fault(reason, RETRIES if connection else 0)
+    return RequestFault(reason, RETRIES if connection else 0)
 
 
-def _of_status(error: openai.APIStatusError, reason: str, model: Model) -> Fault:
+def _of_status(error: openai.APIStatusError, reason: str, model: Model) -> RequestFault:
     status, where = error.status_code, model.endpoint
     variable = model.key_env or "a key (`key_env` in a .toml file names the variable that holds it)"
     if status in (401, 403):
         hint = f"Check {variable}, and that it may use this model."
-        return Fault(reason, unusable=f"{where} refused the key: {reason}", hint=hint)
+        return RequestFault(reason, unusable=f"{where} refused the key: {reason}", hint=hint)
     if status == 402 or code_of(error.body, "code") in SPENT_CODES:
         hint = "Top up the account, or use another one."
-        return Fault(reason, unusable=f"{where} requires payment: {reason}", hint=hint)
+        return RequestFault(reason, unusable=f"{where} requires payment: {reason}", hint=hint)
     if status == 404:
         hint = "Name another model with --model, or check the address, which usually ends in /v1."
-        return Fault(reason, unusable=f"{where} has no model `{model.name}`: {reason}", hint=hint)
+        return RequestFault(reason, unusable=f"{where} has no model `{model.name}`: {reason}", hint=hint)
     if not temporary(status):
-        return Fault(reason)
-    return Fault(reason, RETRIES, requested_wait(error.response.headers, time.time()))
+        return RequestFault(reason)
+    return RequestFault(reason, RETRIES, requested_wait(error.response.headers, time.time()))
 
 
 def _timed_out(error: Exception) -> bool:

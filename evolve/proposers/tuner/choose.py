@@ -29,7 +29,7 @@ FAR_BEHIND = math.log(4)  # log ratio to the best time; a family this far behind
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenSetting:
     """A kernel to try, the operator that chose its setting, and its parents."""
 
     kernel: Kernel
@@ -73,12 +73,12 @@ class Suggestion:
     parents: tuple[Attempt, ...]
 
 
-def choices(request: Request, most: Mapping[str, int] | None = None) -> list[Choice]:
+def choices(request: Request, most: Mapping[str, int] | None = None) -> list[ChosenSetting]:
     """Return up to `request.wanted` choices. `most` limits the families, and the number of choices in each."""
     with _one_thread():
         rng = random.Random(request.seed)
         searches = _searches(request, most)
-        chosen: list[Choice] = []
+        chosen: list[ChosenSetting] = []
         while len(chosen) < request.wanted and (suggestion := _suggest(searches, len(chosen), rng)):
             search, kernel = suggestion.search, suggestion.search.model.space.kernel_at(suggestion.setting)
             if kernel.id in request.known:
@@ -86,7 +86,7 @@ def choices(request: Request, most: Mapping[str, int] | None = None) -> list[Cho
                 continue
             search.model = search.model.assuming_mean(suggestion.setting)
             search.most -= 1
-            chosen.append(Choice(kernel, suggestion.operator, suggestion.parents))
+            chosen.append(ChosenSetting(kernel, suggestion.operator, suggestion.parents))
         return chosen
 
 
