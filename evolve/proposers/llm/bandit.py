@@ -66,9 +66,9 @@ def choose(
 ) -> tuple[Arm, ...]:
     """Return an arm for each question. `most` limits how many questions may use an operator."""
     proposers = {proposer for proposer, _ in arms}
-    history = ArmResults.of([trial for trial in trials if trial.proposer in proposers])
-    overall = history.tally(lambda _: True)
-    posteriors = {arm: _Posterior.of(arm, history, overall) for arm in arms}
+    results = ArmResults.of([trial for trial in trials if trial.proposer in proposers])
+    overall = results.tally(lambda _: True)
+    posteriors = {arm: _Posterior.of(arm, results, overall) for arm in arms}
     left = dict(most or {})
     chosen: list[Arm] = []
     for _ in range(wanted):
@@ -93,10 +93,10 @@ class _Posterior:
     cost: float
 
     @classmethod
-    def of(cls, arm: Arm, history: ArmResults, overall: Tally) -> "_Posterior":
-        own = history.tally(lambda other: other == arm)
-        of_model = history.tally(lambda other: other[0] == arm[0] and other != arm)
-        of_operator = history.tally(lambda other: other[1] == arm[1] and other != arm)
+    def of(cls, arm: Arm, results: ArmResults, overall: Tally) -> "_Posterior":
+        own = results.tally(lambda other: other == arm)
+        of_model = results.tally(lambda other: other[0] == arm[0] and other != arm)
+        of_operator = results.tally(lambda other: other[1] == arm[1] and other != arm)
         others = overall, of_model, of_operator
         size = (FIRST_GAIN + overall.gain) / (1 + overall.gained)
         mean_cost = overall.cost / overall.paid if overall.paid else 1.0
