@@ -62,8 +62,7 @@ INSTRUCTIONS = (
     InstructionFamily(
         "cp.async", 80, STREAM,
         "16 bytes (or 4, 8 with .ca) from global to shared memory past the registers, so that the next tile is on its "
-        "way while this one is used. A fourth operand may limit the bytes that are read, and the rest is zero; "
-        "the sanitizer counts all 16 as read even so, and none may lie outside a tensor.",
+        "way while this one is used. All must lie in the tensor, even if a fourth operand limits what is read.",
         """\
 __device__ void copy16(void* to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at(to)), "l"(from) : "memory");
