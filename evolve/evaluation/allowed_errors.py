@@ -20,6 +20,7 @@ LONG_ROW = 4096  # terms of similar size that a single thread may add up
 TINY = 1e-38
 LEAST_QUICK, MOST_QUICK = 1e-15, 1e18  # squares below 1e-38 do not count beside the sum, and none exceeds 1e38
 FEW = 64  # fewer results than this may all be zero by chance, and PyTorch's all exact
+SMALL = 2**15  # elements of an output that is compared on the CPU
 ENOUGH = 16  # number of errors with a meaningful mean
 
 
@@ -186,6 +187,26 @@ def allow_repeated_errors(errors: Errors, repeated: torch.Tensor, tolerance: Tol
     """
     allowed = tolerance.factor * ELEMENT_FACTOR * (errors.magnitude * scale.rounding + repeated)
     return replace(errors, allowed=torch.maximum(errors.allowed, allowed))
+
+
+def leeway(expected: torch.Tensor, dtype: torch.dtype, sums: Sums = NO_SUMS) -> float:
+    """Return by what factor the mean error may exceed the usual limit; it is larger the fewer rows there are.
+
+    All elements of a row may share one error, such as that of its sum, so a single row may be as far off as a single
+    element. Rows are weighted by their share of the result. With 16 bits or fewer, most of the error is rounding, which
+    is alike in all rows. If inputs are nearly zero, only a bias may be left. All results are then equal and share one
+    error, as do all steps of a sequence, because each step repeats the one before.
+    """
+    rows = expected.reshape(-1, expected.shape[-1] if expected.ndim > 1 else 1)
+    count = float(len(rows))
+    if dtype.itemsize >= 4:
+        sizes = rows.double().square().sum(1)
+        count = float(sizes.sum().square() / sizes.square().sum().clamp(min=TINY))
+    if sums.vanishing:
+        count = min(count, len(expected.reshape(-1)[:: 1 + expected.numel() // SMALL].float().unique()))
+        count = min(count, expected.numel() / sums.steps)
+    count = max(1.0, count)
+    return math.sqrt((count - 1 + ELEMENT_FACTOR**2) / count)
 
 
 def _usual_share(errors: Errors, perturbed: torch.Tensor, rounding: torch.Tensor, scale: Scale) -> float:

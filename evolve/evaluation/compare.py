@@ -13,7 +13,7 @@ from evolve.evaluation.allowed_errors import (
     ELEMENT_FACTOR,
     FEW,
     NO_SUMS,
-    TINY,
+    SMALL,
     Errors,
     Scale,
     Sums,
@@ -21,13 +21,13 @@ from evolve.evaluation.allowed_errors import (
     allow_rounding_of_inputs,
     allow_worst_of_pytorch,
     errors_of,
+    leeway,
     limits_of,
 )
 from reference_ops.op import Tolerance
 
 CUT_OFF_FACTOR = 1.75
 EDGE = 2.0**-8  # relative distance from the largest number: a few roundings of float16
-SMALL = 2**15  # elements of an output that is compared on the CPU
 RELATIVE, RELATIVE_ROUNDINGS = 2.0**-6, 8  # allowed of an element that counts relatively, or so many roundings
 NEARLY, FEW_OFF = 4, 8  # at most 8 of many rows may exceed the allowed error by chance, and by less than 4 times
 FAR, FAR_IN_16_BITS = 4096, 64  # times the allowed error; rounding of the inputs is not considered beyond this
@@ -193,6 +193,8 @@ def _with_infinities(
     An infinite weight may make NaN of what depends on it, as where it is multiplied by the mean first.
     NaN that comes from a product with zero may be missing, because a kernel need not multiply by zero.
     """
+    if (found := _alike_throughout(actual, pytorch, expected, tolerance, scale, not_finite)) is not None:
+        return found
     largest = torch.finfo(scale.dtype).max
     target = torch.where(expected.abs() > largest, expected.to(scale.dtype).double(), expected)
     # Near the largest number, rounding decides about infinity. Where PyTorch overflows on the way, a kernel may too.
@@ -218,7 +220,38 @@ def _with_infinities(
         fault = _not_finite(torch.where(either, target, got), target)
     if fault:
         return Comparison(fault)
-    finite = target.isfinite() & ~either
+    return _inaccurate_where(target.isfinite() & ~either, actual, pytorch, target, tolerance, scale)
+
+
+def _alike_throughout(
+    actual: torch.Tensor, pytorch: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance, scale: Scale,
+    not_finite: NotFinite | None,
+) -> Comparison | None:  # fmt: skip
+    """Compare an output with few operations if nothing must be excused, as usual; otherwise return None.
+
+    Then the output and all of PyTorch's results are finite exactly where the float64 result is, with the same NaN and
+    infinities elsewhere, and no result is near the largest number.
+    """
+    finite = expected.isfinite()
+    elsewhere = (~finite).reshape(-1).nonzero().reshape(-1)
+    special = expected.reshape(-1)[elsewhere]
+    others = (one.to(expected.device, actual.dtype) for one in (not_finite.results if not_finite else ()))
+    for one in (actual, *others):
+        found = one.reshape(-1)[elsewhere]
+        same = (found == special) | (found.isnan() & special.isnan())
+        if not (torch.equal(one.isfinite(), finite) and bool(same.all())):
+            return None
+    target = torch.where(finite, expected, 0.0)
+    if float(torch.linalg.vector_norm(target, math.inf)) > torch.finfo(scale.dtype).max / 2:
+        return None
+    return _inaccurate_where(finite, actual, pytorch, target, tolerance, scale)
+
+
+def _inaccurate_where(
+    finite: torch.Tensor, actual: torch.Tensor, pytorch: torch.Tensor, target: torch.Tensor, tolerance: Tolerance,
+    scale: Scale,
+) -> Comparison:  # fmt: skip
+    """Compare the elements that are finite."""
     if not (count := int(finite.sum())):
         return Comparison("")
     target = torch.where(finite, target, 0.0)
@@ -299,26 +332,6 @@ def _few_rows(errors: Errors) -> bool:
 def _factor(dtype: torch.dtype, tolerance: Tolerance) -> float:
     """Return the tolerance's factor. For dtypes of 16 bits or fewer it is limited, so that truncation is rejected."""
     return min(tolerance.factor, CUT_OFF_FACTOR) if dtype.itemsize < 4 else tolerance.factor
-
-
-def leeway(expected: torch.Tensor, dtype: torch.dtype, sums: Sums = NO_SUMS) -> float:
-    """Return by what factor the mean error may exceed the usual limit; it is larger the fewer rows there are.
-
-    All elements of a row may share one error, such as that of its sum, so a single row may be as far off as a single
-    element. Rows are weighted by their share of the result. With 16 bits or fewer, most of the error is rounding, which
-    is alike in all rows. If inputs are nearly zero, only a bias may be left. All results are then equal and share one
-    error, as do all steps of a sequence, because each step repeats the one before.
-    """
-    rows = expected.reshape(-1, expected.shape[-1] if expected.ndim > 1 else 1)
-    count = float(len(rows))
-    if dtype.itemsize >= 4:
-        sizes = rows.double().square().sum(1)
-        count = float(sizes.sum().square() / sizes.square().sum().clamp(min=TINY))
-    if sums.vanishing:
-        count = min(count, len(expected.reshape(-1)[:: 1 + expected.numel() // SMALL].float().unique()))
-        count = min(count, expected.numel() / sums.steps)
-    count = max(1.0, count)
-    return math.sqrt((count - 1 + ELEMENT_FACTOR**2) / count)
 
 
 def _exactly(actual: torch.Tensor, expected: torch.Tensor) -> Comparison:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from evolve.evaluation.compare import alike, leeway
+from evolve.evaluation.allowed_errors import leeway
+from evolve.evaluation.compare import alike
 from evolve.evaluation.truth import Truth, truth
 from reference_ops.inputs import RowGroup, inputs_at
 from reference_ops.op import (

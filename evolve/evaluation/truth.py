@@ -9,8 +9,8 @@ from types import EllipsisType
 import torch
 
 from evolve.devices.error_passes import ErrorPasses, Results
-from evolve.evaluation.allowed_errors import FEW, FLOAT32_UNIT, Sums, summed
-from evolve.evaluation.compare import SMALL, Comparison, Excuses, NotFinite, clearly_right, compared, right_in_turn
+from evolve.evaluation.allowed_errors import FEW, FLOAT32_UNIT, SMALL, Sums, summed
+from evolve.evaluation.compare import Comparison, Excuses, NotFinite, clearly_right, compared, right_in_turn
 from reference_ops.inputs import RowGroup, inputs_at, row_groups, similar_seeds
 from reference_ops.op import CLASHING, INFINITE, INFINITE_WEIGHTS, MINUS_INF, SAVED_INFINITE, Op, Tensors, Workload
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 from compared_results import fault
 
+from evolve.evaluation import compare
 from evolve.evaluation.allowed_errors import summed
-from evolve.evaluation.compare import Excuses, NotFinite, compared, right_in_turn
+from evolve.evaluation.compare import Comparison, Excuses, NotFinite, compared, right_in_turn
 from reference_ops.op import Tolerance
 
 torch.manual_seed(5)
@@ -290,3 +291,28 @@ def test_groups_of_rows_are_judged_together_as_each_on_its_own(dtype: torch.dtyp
         right = sum(found is not None for found in together)
         assert right == {0.0: groups, 1.0: groups, 400.0: 0}.get(spoilt, right)
         assert together[3] is None or spoilt != 6  # a group with NaN
+
+
+def with_special_values(values: torch.Tensor, generator: torch.Generator, share: float) -> torch.Tensor:
+    """Return the values with NaN, infinities and numbers near the largest in this share of the places."""
+    special = torch.tensor([math.nan, math.inf, -math.inf, 3e38, -2e38])
+    which = torch.randint(len(special), values.shape, generator=generator)
+    return torch.where(torch.rand(values.shape, generator=generator) < share, special[which], values)
+
+
+def test_comparing_where_nothing_is_excused_gives_what_comparing_in_full_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    def verdict(seed: int) -> Comparison:
+        generator = torch.Generator().manual_seed(seed)
+        right = with_special_values(torch.randn(40, generator=generator), generator, 0.2)
+        own, actual, other = (right * (1 + error) for error in (1e-7, 3e-7 * (seed % 7), 0.0))
+        if seed % 3 == 0:  # something differs
+            actual = with_special_values(actual, generator, 0.05)
+        if seed % 5 == 0:
+            other = with_special_values(other, generator, 0.05)
+        context = NotFinite((own, other), infinite=seed % 2 == 0) if seed % 4 else None
+        return compared(actual, own, right.double(), Tolerance(), Excuses(not_finite=context))
+
+    quick = [verdict(seed) for seed in range(300)]
+    monkeypatch.setattr(compare, "_alike_throughout", lambda *_: None)
+    assert quick == [verdict(seed) for seed in range(300)]
+    assert len({one.fault == "" for one in quick}) == 2

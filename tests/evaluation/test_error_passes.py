@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from evolve.devices.error_passes import Allowance, ErrorPasses, Results
-from evolve.evaluation.allowed_errors import NO_SUMS
-from evolve.evaluation.compare import SMALL, clearly_right, compared
+from evolve.evaluation.allowed_errors import NO_SUMS, SMALL
+from evolve.evaluation.compare import clearly_right, compared
 from reference_ops.op import Tolerance
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
