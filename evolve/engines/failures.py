@@ -4,8 +4,8 @@ import signal
 from dataclasses import dataclass
 
 from archive.records import Outcome
+from evolve.engines.assigned import JobState, Worker
 from evolve.engines.messages import Role
-from evolve.engines.pool import JobState, Worker
 
 # Signals sent by a user or by a system short of memory, not caused by a kernel. The job is retried once.
 KILLED_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)

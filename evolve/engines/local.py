@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Outcome, Profile
 from evolve.devices.choose import policy_of
+from evolve.engines.assigned import JobState, SideJob, Worker
 from evolve.engines.engine import Job
 from evolve.engines.failures import (
     Failure,
@@ -19,7 +20,7 @@ from evolve.engines.failures import (
 )
 from evolve.engines.lacking import LackingBaselines, beside_eager
 from evolve.engines.messages import WAITING, Done, Exited, Failed, Lacking, Message, Phase, Precompiled, Ready, Role
-from evolve.engines.pool import JobState, SideJob, Worker, WorkerPool
+from evolve.engines.pool import WorkerPool
 from evolve.errors import UserError
 from evolve.evaluation.requests import (
     Answer,

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import math
 import os
 import selectors
 import shutil
@@ -13,16 +12,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from archive.records import DeviceInfo, Traits
-from evolve.engines.engine import Job
-from evolve.engines.lacking import Place
+from archive.records import DeviceInfo
+from evolve.engines.assigned import EXIT_SECONDS, Worker, tail_of
 from evolve.engines.messages import (
-    WAITING,
-    Assignment,
     Channel,
     Exited,
     Failed,
@@ -35,12 +30,8 @@ from evolve.engines.messages import (
     encode,
 )
 from evolve.errors import UserError
-from evolve.evaluation.requests import Answer, Request
 from reference_ops.listing import user_cache_dir
 
-START_SECONDS, EXIT_SECONDS = 300.0, 20.0
-DELAYED = 6  # times its limit that compiling may take on a machine that gives it few of its cores
-STDERR_CHARACTERS = 1500
 FOLDER_PREFIX = "evolve-engine-"
 CUBIN_SECONDS = 600.0  # compiled kernels that are older are removed
 # Environment variables that a worker inherits: those that help find compilers and libraries, none that hold keys.
@@ -49,42 +40,6 @@ NAMES = (
 )  # fmt: skip
 BEGINNINGS = ("LC_", "PYTHON", "CUDA", "CUPY", "NVIDIA", "TORCH", "TRITON")
 SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL")
-
-
-@dataclass(eq=False)
-class JobState:
-    """A job and what has happened to it so far."""
-
-    job: Job
-    shapes_seed: int
-    started: float
-    retried: bool = False
-    overran: bool = False  # a run has exceeded its deadline although an earlier run met it
-    fault: str = ""  # a failure that an earlier kernel may have caused by writing to the worker's memory
-    traits: Traits | None = None  # set once the kernel has been compiled
-
-    @property
-    def subject(self) -> str:
-        """Name under which the job's phases are reported."""
-        return self.job.kernel.id
-
-    def message(self, device: DeviceInfo) -> Message:
-        job = self.job
-        return Assignment(job.kernel.text, job.op, job.bars, job.confirm, self.shapes_seed, device)
-
-
-@dataclass(eq=False)
-class SideJob:
-    """A request to an evaluator other than a job, and its answer. It is tried only once."""
-
-    request: Request
-    subject: str
-    place: Place | None = None  # where baselines are timed for kernels that wait for them
-    answer: Answer | None = None
-    fault: str = ""  # why the worker ended without an answer
-
-    def message(self, _device: DeviceInfo) -> Message:
-        return self.request
 
 
 class WorkerPool:
@@ -242,68 +197,6 @@ class WorkerPool:
                     file.unlink()
 
 
-class Worker:
-    """One forked process and its current work."""
-
-    def __init__(self, number: int, role: Role, card: str, folder: Path, channel: Channel) -> None:
-        self.number, self.role, self.card, self.folder, self.channel = number, role, card, folder, channel
-        self.pid = 0
-        self.status: int | None = None  # set once the process has ended
-        self.ready = False
-        self.current: JobState | SideJob | None = None
-        self.jobs = 0  # number of jobs given to it so far
-        self.has_run = False  # whether one run of the current job has ended
-        self.begin("")
-
-    @property
-    def idle(self) -> bool:
-        known = self.pid != 0  # or it could not be ended if the fork server were killed
-        return self.ready and known and self.current is None and self.channel.closed_at is None
-
-    def begin(self, phase: str) -> None:
-        self.phase, self.phase_started = phase, time.monotonic()
-        self._cpu_before = cpu_seconds(self.pid) if phase == "compile" else 0.0
-        self.has_run |= phase == "check"
-
-    def give(self, job: JobState | SideJob, device: DeviceInfo) -> None:
-        self.current = job
-        self.jobs += 1
-        self.has_run = False
-        self.begin("compile")
-        with contextlib.suppress(OSError):  # drop the output of earlier kernels
-            os.truncate(self.folder / "stderr", 0)
-        self.channel.send(job.message(device))
-
-    def overdue(self, phase_seconds: Mapping[str, float]) -> str:
-        """Return a message if the worker has missed a deadline, otherwise an empty string."""
-        if self.idle or self.phase == WAITING:  # another worker's deadline ends the wait
-            return ""
-        doing = {"compile": "compiling", "profile": "profiling", "": "starting"}.get(self.phase, self.phase)
-        since, limit = self.phase_started, phase_seconds.get(self.phase, START_SECONDS)
-        if self.channel.closed_at is not None:
-            doing, since, limit = "ending", self.channel.closed_at, EXIT_SECONDS
-        elapsed = time.monotonic() - since
-        if elapsed <= limit or (elapsed <= DELAYED * limit and self._waits_for_a_core(limit)):
-            return ""
-        return f"{doing} took more than {limit:g} s"
-
-    def _waits_for_a_core(self, limit: float) -> bool:
-        """Return whether the worker compiles but has used little of its time, as on an overloaded machine."""
-        return self.phase == "compile" and cpu_seconds(self.pid) - self._cpu_before < limit / 2
-
-    def stderr_tail(self) -> str:
-        return tail_of(self.folder / "stderr")
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the seconds that a process, and children that have ended, have used cores; infinity if it is unknown."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return math.inf
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-
-
 class ForkServer:
     """The process that forks workers, started with an environment that holds no keys."""
 
@@ -366,17 +259,6 @@ def started(
         cwd=folder,
         start_new_session=True,
     )
-
-
-def tail_of(file: Path) -> str:
-    """Return a newline and the end of a text file, or an empty string."""
-    try:
-        with file.open("rb") as stream:
-            stream.seek(max(0, file.stat().st_size - STDERR_CHARACTERS))
-            text = stream.read().decode(errors="replace").strip()
-    except OSError:
-        return ""
-    return f"\n{text}" if text else ""
 
 
 def remove_leftover_folders() -> None:

@@ -12,11 +12,11 @@ import bad_kernels
 import pytest
 
 from archive.records import Outcome
-from evolve.engines import failures, pool
+from evolve.engines import assigned, failures
+from evolve.engines.assigned import JobState, Worker, cpu_seconds
 from evolve.engines.engine import Job
 from evolve.engines.failures import Failure
 from evolve.engines.messages import Channel, Role
-from evolve.engines.pool import JobState, Worker, cpu_seconds
 
 SEGV, KILL = -signal.SIGSEGV, -signal.SIGKILL
 
@@ -110,7 +110,7 @@ def test_a_compiler_that_gets_no_core_is_not_overdue_until_much_later(worker: Wo
 
 def test_a_compiler_that_had_a_core_is_overdue_at_its_limit(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     used = iter([3.0, 18.0])
-    monkeypatch.setattr(pool, "cpu_seconds", lambda _: next(used))
+    monkeypatch.setattr(assigned, "cpu_seconds", lambda _: next(used))
     worker.begin("compile")
     worker.phase_started -= 21
     assert "compiling took more than 20 s" in worker.overdue({"compile": 20.0})
