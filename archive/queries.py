@@ -218,7 +218,7 @@ SOURCES: dict[type, RecordQuery] = {
                   workloads, times
            FROM evaluation_summaries""",
         "",
-        _by("op", "device", "outcome", "in_force", "confirmed", "code", fastest="", newest="",
+        _by("op", "device", "outcome", "in_force", "confirmed", "code", fastest="", newest="", oldest="",
             measured="(speedup > 0) = ?", newest_timed=NEWEST_TIMED,
             passed="(outcome = 'passed') = ?", shipped=SHIPPED_IN, ids=ID_IN, kernels=f"kernel_id {GIVEN}",
             after="number > ?"),

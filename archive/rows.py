@@ -36,6 +36,7 @@ from archive.summaries import (
     Skips,
     is_sound,
     kernel_summary,
+    only_id,
     summary,
     with_code,
     without_code,
@@ -155,11 +156,13 @@ def kernel_summary_in(row: Row) -> KernelSummary:
 
 
 def proposal_summary(row: Row) -> ProposalSummary:
-    """Return a summary whose repeated strings are interned: an op may have tens of thousands of proposals."""
+    """Return a summary whose repeated strings and zeros are shared: an op may have tens of thousands of proposals."""
     with _row("proposals", row[1]):
         number, proposal_id, op, operator, proposer, kernel_id, parents, run, *others = row
+        others[5], others[8] = others[5] or 0.0, others[8] or 0.0  # seconds and dollars
         op, operator, proposer, kernel_id, run = map(sys.intern, (op, operator, proposer, kernel_id, run))
-        made_from = () if parents == "[]" else tuple(map(sys.intern, _list("parents", parents)))
+        one = only_id(parents) if isinstance(parents, str) else ""
+        made_from = (sys.intern(one),) if one else tuple(map(sys.intern, _list("parents", parents)))
         return ProposalSummary(number, proposal_id, op, operator, proposer, kernel_id, made_from, run, *others)
 
 
@@ -178,7 +181,7 @@ def evaluation_summary(row: Row) -> EvaluationSummary:
         kernel_id, op, device, workloads = map(sys.intern, (row[2], row[3], row[4], row[13]))
         return EvaluationSummary._make((
             *row[:2], kernel_id, op, device, OUTCOMES[row[5]], *row[6:8], row[8] == 1, row[9],
-            sys.intern(without_code(row[10])), *row[11:13], workloads, row[14],
+            sys.intern(without_code(row[10])), row[11], row[12] or 0.0, workloads, row[14],
         ))  # fmt: skip
     except (ValueError, TypeError, RecursionError) as error:
         raise _damage("evaluation_summaries", row[1], error) from error

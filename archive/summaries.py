@@ -96,13 +96,17 @@ class Origin(NamedTuple):
 
     @property
     def parents(self) -> Sequence[str]:
-        text = self.parents_json
-        if text == "[]":
+        if self.parents_json == "[]":
             return ()
-        if text[:2] == '["' and text[-2:] == '"]' and text.count('"') == 2 and "\\" not in text:
-            return (text[2:-2],)  # one id, as most kernels have: an op may have tens of thousands of kernels
-        found: Sequence[str] = json.loads(text)
+        one = only_id(self.parents_json)
+        found: Sequence[str] = (one,) if one else json.loads(self.parents_json)
         return found
+
+
+def only_id(text: str) -> str:
+    """Return the id in a JSON list of one, which most kernels' parents are, or an empty string."""
+    simple = text[:2] == '["' and text[-2:] == '"]' and text.count('"') == 2 and "\\" not in text
+    return text[2:-2] if simple else ""
 
 
 class Skips(NamedTuple):
@@ -226,7 +230,8 @@ CODE = re.compile(r'"code": "([^"]*)", ')
 
 def without_code(traits_json: str) -> str:
     """Return the JSON of traits without the hash of the machine code."""
-    return CODE.sub("", traits_json, count=1)
+    first = CODE.match(traits_json, 1)  # where the archive writes it; a search takes longer
+    return "{" + traits_json[first.end() :] if first else CODE.sub("", traits_json, count=1)
 
 
 def with_code(traits_json: str, code: str) -> str:
@@ -262,11 +267,17 @@ def packed(timings: Iterable[Timing]) -> tuple[str, bytes]:
 @lru_cache(maxsize=1_000)  # the same times are unpacked several times in a row
 def timings(workloads: str, times: bytes) -> tuple[Timing, ...]:
     """Return what `packed` has packed."""
-    found = zip(workloads.split("\n"), TIMES.iter_unpack(times), strict=bool(times))
+    found = zip(_names(workloads), TIMES.iter_unpack(times), strict=bool(times))
     return tuple(
         Timing(workload, median, low, high, baseline, floor if floor > 0 else None)
         for workload, (median, low, high, baseline, floor) in found
     )
+
+
+@lru_cache(maxsize=1_000)
+def _names(workloads: str) -> tuple[str, ...]:
+    """Return the workloads, as the same strings for every kernel."""
+    return tuple(workloads.split("\n"))
 
 
 def is_sound(workloads: str, times: bytes) -> bool:

@@ -1,6 +1,6 @@
 """The contract of a proposer: it sees ops, kernels and their evaluations, but never a device."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, overload
 
@@ -21,16 +21,31 @@ class Candidate:
     evaluation: Evaluation
     profiles: tuple[Profile, ...] = ()  # a profiler's counters, at most one record per workload
 
+    @property
+    def kernel_id(self) -> str:
+        return self.kernel.id
 
-@dataclass(frozen=True)
+    @property
+    def family(self) -> str:
+        return self.kernel.family
+
+    @property
+    def settings(self) -> Mapping[str, int]:
+        return self.kernel.settings
+
+
+@dataclass(frozen=True, slots=True)
 class Tried:
-    """A kernel, with the outcome and the times of its evaluation."""
+    """A kernel without its text, because there may be tens of thousands, with its outcome and its times."""
 
-    kernel: Kernel
+    kernel_id: str
+    family: str
+    settings: Mapping[str, int]  # the value of each knob
     evaluation: EvaluationSummary
 
 
 Attempt = Candidate | Tried  # what the tuner learns from
+ReadsKernels = Callable[[Sequence[str]], Mapping[str, Kernel]]  # returns kernels by their ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +89,7 @@ class Request:
     untried: bool = False  # the run has no kernel to start from, so that it may ask for several designs first
     trials: tuple[Trial, ...] = ()  # earlier proposals of this op, oldest first
     left: Left = field(default=Left())
+    kernels: ReadsKernels = field(default=lambda _: {}, compare=False)  # for kernels in `tried`
 
 
 class ReadWhenAsked(Sequence[T]):

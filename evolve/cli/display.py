@@ -8,8 +8,9 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.live import Live
 
-from archive.proposals import Proposal, Run
+from archive.proposals import Run
 from archive.store import Store
+from archive.summaries import ProposalSummary
 from evolve import campaign
 from evolve.budget import Ended, Spent
 from evolve.campaign import Slice
@@ -218,7 +219,7 @@ def _print_failures(session: Session, output: Console) -> None:
 def _print_spent(session: Session, started: float, output: Console) -> None:
     """Print the time of this leg, the total time if the run was resumed, and the run's evaluations, tokens and cost."""
     (search,), backends = session.searches, session.backends
-    costs = [p.cost for p in backends.store.find(Proposal, search.op.name) if p.run == search.run]
+    costs = [proposal.cost for proposal in backends.store.find(ProposalSummary, run=search.run)]
     prompt, completion = sum(c.prompt_tokens for c in costs), sum(c.completion_tokens for c in costs)
     usd = sum(c.usd for c in costs)
     tokens = f", {prompt:,} prompt tokens, {completion:,} completion tokens" if prompt or completion else ""

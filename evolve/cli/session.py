@@ -180,7 +180,7 @@ def replayed(ops: Sequence[str], given: RunOptions, limits: Budget, archive: Pat
 
 
 def _evaluations(store: Store, run: Run) -> int:
-    if not any(proposal.run == run.id and proposal.reply for proposal in store.find(Proposal, run.op)):
+    if not any(proposal.reply for proposal in store.find(Proposal, run=run.id)):
         raise UserError(
             f"run {run.id} has no model answers to replay",
             "choose a run with a model as its proposer; `evolve runs` shows the proposers",

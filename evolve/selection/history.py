@@ -21,7 +21,8 @@ class History:
     def __init__(self, families: Mapping[str, str], verdicts: Mapping[str, EvaluationSummary]) -> None:
         self._families, self._verdicts = families, verdicts
         self._proposals: list[ProposalSummary] = []
-        self._of_kernel: dict[str, tuple[ProposalSummary, ...]] = {}  # only the first of them gets credit
+        self._of_kernel: dict[str, ProposalSummary] = {}  # the first, which gets the credit
+        self._repeated: dict[str, tuple[ProposalSummary, ...]] = {}  # the others
         self._trials: dict[str, Trial] = {}  # by proposal id
         self._alike: dict[Trial, Trial] = {}  # one object for all equal trials: most kernels gain nothing
         self._changed: dict[str, ProposalSummary] = {}  # proposals whose trial must be recomputed
@@ -44,8 +45,9 @@ class History:
     def propose(self, proposal: ProposalSummary) -> None:
         """Add the next proposal."""
         self._proposals.append(proposal)
-        if kernel_id := proposal.kernel_id:
-            self._of_kernel[kernel_id] = (*self._of_kernel.get(kernel_id, ()), proposal)
+        kernel_id = proposal.kernel_id
+        if kernel_id and self._of_kernel.setdefault(kernel_id, proposal) is not proposal:
+            self._repeated[kernel_id] = (*self._repeated.get(kernel_id, ()), proposal)
         self._changed[proposal.id] = proposal
 
     def judge(self, verdict: EvaluationSummary) -> bool:
@@ -72,7 +74,12 @@ class History:
             changed: Iterable[ProposalSummary] = self._proposals
         else:
             ids = dict.fromkeys([*(one.kernel_id for one in again), *founders])
-            changed = [proposal for kernel_id in ids for proposal in self._of_kernel.get(kernel_id, ())]
+            changed = [
+                proposal
+                for kernel_id in ids
+                if (first := self._of_kernel.get(kernel_id))
+                for proposal in (first, *self._repeated.get(kernel_id, ()))
+            ]
         self._changed.update((proposal.id, proposal) for proposal in changed)
         while len(self._steps) > MOST_STEPS:
             self._forgotten = self._steps.popleft().verdict.created
@@ -105,7 +112,7 @@ class History:
     def _note(self, proposal: ProposalSummary) -> None:
         verdict = self._verdicts.get(proposal.kernel_id)
         if verdict or (proposal.failure and not proposal.kernel_id):
-            first = next(iter(self._of_kernel.get(proposal.kernel_id, ())), None)
+            first = self._of_kernel.get(proposal.kernel_id)
             new = first is not None and first.id == proposal.id
             passed = verdict is not None and verdict.passed and new
             logs = self._gained.get(proposal.kernel_id, {}) if passed else {}

@@ -200,7 +200,7 @@ class Lessons:
         """Yield the reasons why kernels and replies failed repeatedly, most frequent first."""
         often = [(kind, number, first) for kind, (number, first) in self._reasons.items() if number >= AGAIN]
         for (outcome, _), number, first in heapq.nsmallest(MOST_REASONS, often, key=lambda one: (-one[1], one[0])):
-            reason = _reason(first[3])
+            reason = reason_in(first[3])
             yield f"Failed {number} times in the same way: {outcome}{f': {reason}' if reason else ''}."
 
     def _hopeless(self) -> Iterator[str]:
@@ -233,7 +233,7 @@ class Lessons:
                 self._without_effect = min(self._without_effect or found, found)
 
     def _fail(self, created: float, subject: str, outcome: str, log: str) -> None:
-        kind = outcome, _normalised(_reason(log))
+        kind = outcome, _normalised(reason_in(log))
         found = created, subject, outcome, log
         number, first = self._reasons.get(kind, (0, found))
         self._reasons[kind] = number + 1, min(first, found)
@@ -275,7 +275,7 @@ def _at(change: Change) -> str:
 
 
 @lru_cache(maxsize=1_000)
-def _reason(log: str) -> str:
+def reason_in(log: str) -> str:
     """Return the first line of a log that is not empty once the source location is removed."""
     for line in log.splitlines():
         text, found = line.strip(), PLACE.match(line.strip())
@@ -285,6 +285,15 @@ def _reason(log: str) -> str:
         if text:
             return one_line(text, MAX_REASON).rstrip(".")
     return ""
+
+
+def shortened(log: str) -> str:
+    """Return the beginning of a log that gives the same reason, as far as that is told in little time."""
+    first, _, others = log.partition("\n")
+    kept = first if others and reason_in(first) else log
+    head = kept[: MAX_REASON + 20]
+    plain = "\n" not in head and not PLACE.match(head.strip()) and len(one_line(head, len(head))) > MAX_REASON
+    return head if plain else kept
 
 
 @lru_cache(maxsize=1_000)

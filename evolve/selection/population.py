@@ -225,18 +225,22 @@ class _Table(Generic[E]):
 
 def _tables(evaluations: Iterable[E]) -> list[_Table[E]]:
     """Return a table for each set of workloads. Evaluations that failed or have no times are left out."""
-    groups: dict[str, list[tuple[int, E, bytes]]] = {}
+    groups: dict[str, tuple[list[int], list[E], array[float]]] = {}
     for place, evaluation in enumerate(evaluations):
         if evaluation.passed:
             workloads, times = _times(evaluation)
             if times:
-                groups.setdefault(workloads, []).append((place, evaluation, times))
-    return [_table(workloads, members) for workloads, members in groups.items()]
+                if workloads not in groups:
+                    groups[workloads] = [], [], array("d")
+                places, members, figures = groups[workloads]
+                places.append(place)
+                members.append(evaluation)
+                figures.frombytes(times)
+    return [_table(workloads, *columns) for workloads, columns in groups.items()]
 
 
-def _table(workloads: str, members: Sequence[tuple[int, E, bytes]]) -> _Table[E]:
-    places, evaluations, times = zip(*members, strict=True)
-    table = _Table(tuple(workloads.split("\n")), evaluations, places, array("d", b"".join(times)))
+def _table(workloads: str, places: Sequence[int], evaluations: Sequence[E], times: "array[float]") -> _Table[E]:
+    table = _Table(tuple(workloads.split("\n")), evaluations, places, times)
     for workload in table.workloads:
         medians = table.column(workload)
         if not 0 < min(medians) <= max(medians) < math.inf:

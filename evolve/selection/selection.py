@@ -71,6 +71,7 @@ def request(view: OpView, op: Op, wanted: int, *, seed: int, left: Left = UNLIMI
         parents=view.candidates(population.parents(alive, view.used(), wanted, rng)),
         failures=view.candidates(_unrepaired(view)),
         tried=ReadWhenAsked(view.tried),
+        kernels=view.kernels,
         donors=_donors(view, rng),
         lessons=lessons.sentences(timed=policy_of(view.device.kind).times_are_gpu_times),
     )

@@ -2,21 +2,23 @@
 
 from bisect import insort
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 
 from archive.kernel import Kernel
 from archive.records import SHIPPED, DeviceInfo, Evaluation, Merged, Outcome, Profile
 from archive.store import Store, evaluations_of, uncollected
 from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary, Timing
+from evolve.devices.choose import policy_of
 from evolve.request import Candidate, Tried
 from evolve.selection import population
 from evolve.selection.duplicates import oldest_by_code
 from evolve.selection.history import History
-from evolve.selection.lessons import Lessons
+from evolve.selection.lessons import Lessons, shortened
 from evolve.selection.population import Champion, Ranking
 from evolve.selection.scope import EVERYTHING, Scope, judged_on_gpus
 
-READ_AT_ONCE = 500  # kernels; if more are missing, all kernels of the op are read
+READ_AT_ONCE = 2_000  # records; of those read, less is kept
 
 
 class OpView:
@@ -41,6 +43,8 @@ class OpView:
         self._repairs: list[ProposalSummary] = []
         self._read = [0, 0, 0]  # row numbers of the last kernel, proposal and evaluation read
         self._kernels: dict[str, Kernel] = {}
+        self._settings: dict[str, Mapping[str, int]] = {}  # of kernels that were tried; equal ones are one object
+        self._distinct: dict[tuple[tuple[str, int], ...], Mapping[str, int]] = {}
         self._evaluations: dict[str, Evaluation] = {}
         self._contenders: dict[str, EvaluationSummary] | None = None  # verdicts of the champions and their rivals
         self._newest: dict[str, EvaluationSummary] = {}  # the newest verdict for each set of timed workloads
@@ -48,6 +52,10 @@ class OpView:
         self._alive: tuple[EvaluationSummary, ...] | None = None
         self._tried: list[Tried] | None = None
         self._past: tuple[History, Lessons] | None = None
+        self._elsewhere: tuple[Mapping[str, int], frozenset[str]] = (
+            {},
+            frozenset(),
+        )  # at which counts, what GPUs had judged
         self._unheard: list[ProposalSummary | EvaluationSummary] = []  # read, but not yet added to the history
 
     # What is known.
@@ -120,8 +128,18 @@ class OpView:
         itself has proposed it.
         """
         self._refresh()
-        elsewhere = frozenset[str]() if every or not self._waiting else judged_on_gpus(self.store, self.op, self.device)
+        elsewhere = frozenset[str]() if every or not self._waiting else self._judged_on_gpus()
         return [kernel_id for kernel_id in self._waiting if kernel_id not in elsewhere or kernel_id in self._asked]
+
+    def _judged_on_gpus(self) -> frozenset[str]:
+        """Return what `judged_on_gpus` does, but read it only if other devices have judged more since."""
+        if policy_of(self.device.kind).times_are_gpu_times:
+            return frozenset()
+        counts = self.store.count(EvaluationSummary, "device", self.op)
+        counts.pop(self.device.key, None)
+        if counts != self._elsewhere[0]:
+            self._elsewhere = counts, judged_on_gpus(self.store, self.op, self.device)
+        return self._elsewhere[1]
 
     def unconfirmed(self) -> list[Kernel]:
         """Return the champions that are not confirmed, or only elsewhere: in another archive, or before the package."""
@@ -229,11 +247,21 @@ class OpView:
         if self._tried is None:
             told = [found for kernel_id in self._families if (found := self._told_of(kernel_id))]
             told.sort(key=lambda verdict: (verdict.created, verdict.number))
-            if len(told) - len(self._kernels) > READ_AT_ONCE:
-                self._kernels |= {kernel.id: kernel for kernel in self.store.find(Kernel, self.op)}
-            kernels = self.kernels(verdict.kernel_id for verdict in told)
-            self._tried = [Tried(kernels[verdict.kernel_id], verdict) for verdict in told]
+            self._read_settings(verdict.kernel_id for verdict in told)
+            self._tried = [self._tried_one(verdict) for verdict in told]
         return tuple(self._tried)
+
+    def _tried_one(self, verdict: EvaluationSummary) -> Tried:
+        kernel_id = verdict.kernel_id
+        return Tried(kernel_id, self._families[kernel_id], self._settings[kernel_id], verdict)
+
+    def _read_settings(self, ids: Iterable[str]) -> None:
+        """Read the knobs of these kernels, and keep no texts."""
+        missing = [kernel_id for kernel_id in ids if kernel_id not in self._settings]
+        for start in range(0, len(missing), READ_AT_ONCE):
+            for kernel in self.store.find(Kernel, ids=missing[start : start + READ_AT_ONCE]):
+                settings = kernel.settings
+                self._settings[kernel.id] = self._distinct.setdefault(tuple(settings.items()), settings)
 
     # Kernels that a duplicate may repeat.
 
@@ -258,14 +286,11 @@ class OpView:
 
     def _read_new(self) -> None:
         """Read newly appended records, kernels last, so that every verdict's kernel is known."""
-        device = self.device.key
-        verdicts = self.store.find(EvaluationSummary, self.op, device=device, after=self._read[2])
+        verdicts = self._new_verdicts()
         proposals = self.store.find(ProposalSummary, self.op, after=self._read[1])
-        kernels = self.store.find(KernelSummary, self.op, after=self._read[0])
-        numbers = ([one.number for one in records] for records in (kernels, proposals, verdicts))
-        self._read = [max(new, default=last) for new, last in zip(numbers, self._read, strict=True)]
+        self._read[1] = max((one.number for one in proposals), default=self._read[1])
         shipped = {one.kernel_id for one in proposals if one.shipped}
-        for kernel in kernels:
+        for kernel in self._new_kernels():
             self._all[kernel.id] = kernel.family
             if kernel.id in shipped:
                 self._dormant[kernel.id] = []
@@ -283,6 +308,21 @@ class OpView:
         for verdict in verdicts:
             self._newest[verdict.workloads] = verdict
             self._take_verdict(verdict)
+
+    def _new_verdicts(self) -> list[EvaluationSummary]:
+        """Return the new verdicts, oldest first, each with as much of its log as tells the reason."""
+        found: list[EvaluationSummary] = []
+        while new := self.store.find(
+            EvaluationSummary, self.op, device=self.device.key, after=self._read[2], oldest=READ_AT_ONCE
+        ):
+            self._read[2] = max(one.number for one in new)
+            found += [one._replace(log=shortened(one.log)) if one.log else one for one in new]
+        return sorted(found, key=attrgetter("created", "number"))
+
+    def _new_kernels(self) -> Iterator[KernelSummary]:
+        while new := self.store.find(KernelSummary, self.op, after=self._read[0], oldest=READ_AT_ONCE):
+            self._read[0] = new[-1].number
+            yield from new
 
     def _wake(self, kernel_id: str) -> None:
         """Count a shipped kernel from now on."""
@@ -361,12 +401,14 @@ class OpView:
             if self._tried and self._tried[-1].evaluation.created > verdict.created:
                 self._tried = None
             else:
-                (kernel,) = self.kernels([verdict.kernel_id]).values()
-                self._tried.append(Tried(kernel, told))
+                self._read_settings([verdict.kernel_id])
+                self._tried.append(self._tried_one(told))
 
     def _told(self, verdict: EvaluationSummary) -> EvaluationSummary | None:
         """Return the verdict. A duplicate gets the outcome and times of its original; None if that is unknown."""
-        original = self._codes().get(verdict.code) if verdict.outcome is Outcome.DUPLICATE else verdict
+        if verdict.outcome is not Outcome.DUPLICATE:
+            return verdict
+        original = self._codes().get(verdict.code)
         return original and verdict._replace(
             outcome=original.outcome, workloads=original.workloads, times=original.times
         )

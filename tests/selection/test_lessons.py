@@ -1,5 +1,6 @@
 """Lessons drawn from an archive. The kernels and times are made up."""
 
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -10,7 +11,7 @@ from archive.kernel import Kernel, parse
 from archive.proposals import Proposal
 from archive.records import Evaluation, Outcome
 from archive.summaries import EvaluationSummary, proposal_summary, summary
-from evolve.selection.lessons import Lessons
+from evolve.selection.lessons import Lessons, reason_in, shortened
 
 ROWS, COLS = "rows=8192 cols=1024 float32", "rows=4 cols=65536 float32"
 
@@ -264,3 +265,23 @@ def test_a_note_of_several_lines_becomes_one_line(told: Told) -> None:
     parent = told.passed(design("plain"), rows=30.0)
     told.passed(design("wide\\nloads ```"), parent, rows=15.0)
     assert told.lessons() == (f"This helped: \"wide loads ''\": 2.0 times as fast as its parent at {ROWS}.",)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_shortened_log_gives_the_same_reason(seed: int) -> None:
+    rng = random.Random(seed)
+    parts = (
+        "kernel.cu(12): ",
+        "error: ",
+        "rows=8 cols=2 float32: ",
+        "```",
+        "   ",
+        ".",
+        "...",
+        "expected 1.0, got 2.0; ",
+        "\n",
+        "x" * 70,
+    )
+    logs = ["".join(rng.choices(parts, k=rng.randrange(1, 30)))[:600] for _ in range(300)]
+    assert [reason_in(shortened(log)) for log in logs] == [reason_in(log) for log in logs]
+    assert sum(map(len, map(shortened, logs))) < 0.8 * sum(map(len, logs))

@@ -168,7 +168,7 @@ def two_runs(store: SqliteStore) -> None:
 def test_a_fresh_run_sees_only_what_it_proposed_itself(store: SqliteStore) -> None:
     two_runs(store)
     asked = request(store, 4, seed=1, scope=Scope("two", fresh=True))
-    assert {candidate.kernel.id for candidate in (*asked.population, *asked.parents, *asked.tried)} == {SECOND.id}
+    assert {candidate.kernel_id for candidate in (*asked.population, *asked.parents, *asked.tried)} == {SECOND.id}
 
 
 def test_the_control_arm_sees_only_its_remaining_budget(store: SqliteStore) -> None:
@@ -181,7 +181,21 @@ def test_the_control_arm_sees_only_its_remaining_budget(store: SqliteStore) -> N
 def test_every_kernel_with_a_verdict_is_listed_as_tried_oldest_first(store: SqliteStore) -> None:
     store.append(proposal(), proposal(SECOND), of_twice(failed(SECOND.id, created=1.0)))
     store.append(of_twice(passed(FIRST.id, created=2.0, w=1.0)))
-    assert [candidate.kernel.id for candidate in request(store, 4, seed=1).tried] == [SECOND.id, FIRST.id]
+    assert [candidate.kernel_id for candidate in request(store, 4, seed=1).tried] == [SECOND.id, FIRST.id]
+
+
+def test_what_was_tried_is_known_without_its_text_which_a_request_can_read(store: SqliteStore) -> None:
+    tuned = kernel(1).with_knobs({"N": 3})
+    store.append(*(record_of(one) for one in (kernel(1), tuned)), passed(kernel(1).id, CPU, 1.0, w=1.0))
+    seen = OpView(store, "softmax", CPU)
+    asked = selection.request(seen, catalog.load("softmax"), 4, seed=1)
+    assert [(one.family, one.settings) for one in asked.tried] == [(kernel(1).family, kernel(1).settings)]
+    store.append(passed(tuned.id, CPU, 2.0, w=2.0))
+    told = selection.request(seen, catalog.load("softmax"), 4, seed=1).tried
+    assert [(one.kernel_id, one.family, one.settings["N"]) for one in told] == [
+        (kernel(1).id, tuned.family, 1), (tuned.id, tuned.family, 3),
+    ]  # fmt: skip
+    assert asked.kernels([tuned.id]) == {tuned.id: tuned}
 
 
 def test_a_candidate_carries_the_latest_profile_of_each_workload_on_its_device(store: SqliteStore) -> None:
@@ -198,7 +212,7 @@ def test_the_donor_from_another_op_is_its_kernel_with_the_largest_speedup(store:
     slow, fast = kernel(1), kernel(2)
     for donor, median_us in ((slow, 50.0), (fast, 10.0)):
         store.append(record_of(donor), replace(passed(donor.id, w=median_us), device=CPU))
-    assert [candidate.kernel.id for candidate in request(store, 4, seed=1).donors] == [fast.id]
+    assert [candidate.kernel_id for candidate in request(store, 4, seed=1).donors] == [fast.id]
 
 
 def test_a_reworded_copy_of_a_judged_kernel_is_not_evaluated(store: SqliteStore) -> None:
@@ -233,7 +247,7 @@ def test_a_duplicate_has_the_times_of_the_kernel_that_it_repeats_or_is_left_out(
     lost = replace(of_twice(failed(third.id)), outcome=Outcome.DUPLICATE)
     store.append(proposal(), proposal(SECOND), proposal(third), original, same, lost)
     told = request(store, 4, seed=1).tried
-    assert {(one.kernel.id, one.evaluation.measurements[0].median_us) for one in told} == {
+    assert {(one.kernel_id, one.evaluation.measurements[0].median_us) for one in told} == {
         (FIRST.id, 3.0),
         (SECOND.id, 3.0),
     }

@@ -3,12 +3,13 @@
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 
 from archive.binding import Point
+from archive.kernel import Kernel
 from archive.records import Measurement
 from archive.summaries import Timing
 from evolve.op_on_device import point
@@ -22,7 +23,7 @@ from evolve.proposers.tuner.surrogate import (
     fit_covariance,
     posterior,
 )
-from evolve.request import Attempt, Request
+from evolve.request import Attempt, Candidate, ReadsKernels, Request
 
 EXPLORATION = 0.5  # assumed gain in log time after one trial; divided by the root of the number of trials
 TAME = 1.5  # log times this far above the best are compressed, because slow settings need not be told apart
@@ -40,10 +41,17 @@ class Family:
 
     id: str
     tried: tuple[Attempt, ...]
+    read: ReadsKernels = field(repr=False, compare=False)
+
+    @cached_property
+    def kernel(self) -> Kernel:
+        """One of its kernels."""
+        known = next((candidate.kernel for candidate in self.tried if isinstance(candidate, Candidate)), None)
+        return known or next(iter(self.read([self.tried[0].kernel_id]).values()))
 
     @property
     def settings(self) -> tuple[Setting, ...]:
-        return tuple(setting_of(candidate.kernel) for candidate in self.tried)
+        return tuple(map(setting_of, self.tried))
 
     def fastest(self, workload: str) -> Attempt | None:
         """Return the fastest setting on a workload."""
@@ -54,7 +62,7 @@ class Family:
         """Return the settings that are the fastest on at least one workload."""
         workloads = dict.fromkeys(workload for candidate in self.tried for workload in times_us(candidate))
         fastest = (self.fastest(workload) for workload in workloads)
-        return tuple({candidate.kernel.id: candidate for candidate in fastest if candidate}.values())
+        return tuple({candidate.kernel_id: candidate for candidate in fastest if candidate}.values())
 
     def gap(self, best: Mapping[str, Timed]) -> float:
         """Return the log ratio of the family's time to the best time, on the workload where the ratio is smallest."""
@@ -81,17 +89,17 @@ def times_us(candidate: Attempt) -> dict[str, float]:
 def all_candidates(request: Request) -> tuple[Attempt, ...]:
     """Return all kernels in the request, oldest first."""
     shown = (*request.tried, *request.population, *request.parents, *request.failures)
-    return tuple({candidate.kernel.id: candidate for candidate in shown}.values())
+    return tuple({candidate.kernel_id: candidate for candidate in shown}.values())
 
 
 def families(request: Request) -> tuple[Family, ...]:
     """Return the families that have knobs and at least one setting that passed."""
     grouped: dict[str, list[Attempt]] = {}
     for candidate in all_candidates(request):
-        if candidate.kernel.settings:
-            grouped.setdefault(candidate.kernel.family, []).append(candidate)
+        if candidate.settings:
+            grouped.setdefault(candidate.family, []).append(candidate)
     passed = {name: tried for name, tried in grouped.items() if any(map(times_us, tried))}
-    return tuple(Family(name, tuple(tried)) for name, tried in passed.items())
+    return tuple(Family(name, tuple(tried), request.kernels) for name, tried in passed.items())
 
 
 def best_measurements(candidates: Iterable[Attempt]) -> dict[str, Timed]:
@@ -113,8 +121,8 @@ def points(request: Request) -> dict[str, Point]:
 
 def space_for(family: Family, points: Mapping[str, Point]) -> Space:
     """Return the space of a family's settings. If it is too large to list, it includes the leaders' neighbours."""
-    near = [setting_of(candidate.kernel) for candidate in family.leaders()]
-    return space_of(family.tried[0].kernel, tuple(points.values()), family.settings, near)
+    near = [setting_of(candidate) for candidate in family.leaders()]
+    return space_of(family.kernel, tuple(points.values()), family.settings, near)
 
 
 @dataclass(frozen=True)

@@ -153,14 +153,11 @@ def _crossover(search: FamilySearch, searches: Sequence[FamilySearch]) -> Sugges
     """Suggest a setting that takes the knobs shared with another family from that family's fastest setting."""
     space = search.model.space
     for donor in (donor for other in searches if other is not search for donor in other.family.leaders()):
-        given = donor.kernel.settings
+        given = donor.settings
         for own in search.family.leaders():
-            kept = own.kernel.settings
-            if given.keys() & kept.keys():
-                carried = own.kernel.with_knobs(
-                    {name: given[name] for name, values in own.kernel.plan.knobs if given.get(name) in values}
-                )
-                setting = space.index_of.get(setting_of(carried))
+            if given.keys() & own.settings.keys():
+                carried = {name: given[name] for name, values in space.kernel.plan.knobs if given.get(name) in values}
+                setting = space.index_of.get(tuple({**own.settings, **carried}.values()))
                 if setting is not None and setting not in search.model.tried:
                     return Suggestion(search, setting, "crossover", (own, donor))
     return None
@@ -172,7 +169,7 @@ def _nearest(model: FamilyModel, setting: int) -> Attempt:
     target = space.coordinates[setting]
 
     def distance(candidate: Attempt) -> float:
-        other = space.coordinates[space.index_of[setting_of(candidate.kernel)]]
+        other = space.coordinates[space.index_of[setting_of(candidate)]]
         return float((target - other).abs().sum())
 
     return min(model.family.leaders(), key=distance)

@@ -36,7 +36,7 @@ class OfflineProposer:
                 operator=choice.operator,
                 proposer=self.name,
                 kernel=choice.kernel,
-                parents=tuple(dict.fromkeys(parent.kernel.id for parent in choice.parents)),
+                parents=tuple(dict.fromkeys(parent.kernel_id for parent in choice.parents)),
                 run=request.run,
                 created=time.time(),
             )

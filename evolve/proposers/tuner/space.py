@@ -5,9 +5,10 @@ import math
 import random
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Protocol
 
 import torch
 
@@ -60,7 +61,15 @@ def axes_of(kernel: Kernel) -> tuple[Setting, ...]:
     return tuple(tuple(sorted(set(values))) for _, values in kernel.plan.knobs)
 
 
-def setting_of(kernel: Kernel) -> Setting:
+class HasSettings(Protocol):
+    """A kernel, or what is known of one."""
+
+    @property
+    def settings(self) -> Mapping[str, int]:
+        """The value of each knob, in the order of the plan."""
+
+
+def setting_of(kernel: HasSettings) -> Setting:
     """Return the kernel's knob values."""
     return tuple(kernel.settings.values())
 
