@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,11 @@ from emulated_machine import EmulatedMachine, portable, primitives, winning
 from gpu_records import exported
 
 from archive.records import DeviceInfo
+from evolve.export.families import forms
 from evolve.export.template import cached, nvrtc
 from evolve.export.template.calls import MissingError
 from evolve.export.template.dispatch import Primitive
+from evolve.export.template.functions import Function
 from evolve.export.template.launching import KernelError, Launchable
 from evolve.export.template.manifest import BrokenPackageError
 from reference_ops import catalog
@@ -83,6 +87,36 @@ def test_what_a_killed_process_left_in_the_cache_does_no_harm(tmp_path: Path, mo
     (tmp_path / "entryabcdef.part").write_bytes(b"half")
     cached.keep("entry.cubin", b"whole")
     assert cached.kept("entry.cubin") == b"whole"
+
+
+def test_an_entry_under_the_name_of_another_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cached.VARIABLE, str(tmp_path))
+    cached.keep("one.cubin", b"of one")
+    (tmp_path / "one.cubin").rename(tmp_path / "other.cubin")
+    assert cached.kept("other.cubin") is None
+
+
+def test_threads_that_call_a_function_at_once_compile_one_kernel_and_get_their_own_results(tmp_path: Path) -> None:
+    machine = EmulatedMachine(by_reference=True)
+    called = Function(
+        next(form for form in forms() if form.name == "softmax"),
+        primitives(["softmax", "softmax_backward"], tmp_path, machine),
+    )
+    start = threading.Barrier(PROCESSES)
+
+    def work(number: int) -> bool:
+        generator = torch.Generator().manual_seed(number)
+        start.wait()
+        agree = []
+        for _ in range(50):
+            x = torch.randn(4, 8, generator=generator)
+            x.requires_grad_(bool(number % 2))
+            agree.append(torch.equal(called(x, -1), torch.softmax(x, -1)))
+        return all(agree)
+
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        assert all(pool.map(work, range(PROCESSES)))
+    assert len(machine.prepared) == 1
 
 
 def test_an_entry_whose_name_is_a_folder_is_made_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

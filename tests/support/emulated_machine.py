@@ -101,6 +101,7 @@ class EmulatedMachine:
     device_type: str = "cpu"
     by_reference: bool = False
     launched: list[str] = field(default_factory=list)
+    prepared: list[str] = field(default_factory=list)  # one for each workload
     planned_launches: list[str] = field(default_factory=list)  # those of calls that were known by their key
     # A made-up time of the host: calls of the emulated device are not launches.
     host_us: Callable[[Callable[[], object]], float] = field(default=lambda _: 5.0)
@@ -117,6 +118,7 @@ class EmulatedMachine:
 
     def prepare(self, op: Op, workload: Workload, bound: Bound, _device: torch.device) -> Launchable:
         buffers = Buffers.of(op, workload, bound)
+        self.prepared.append(bound.kernel.id)
         if self.by_reference:
             return Emulated(bound, buffers, (), self.launched, self.planned_launches, op)
         try:

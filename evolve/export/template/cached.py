@@ -1,7 +1,7 @@
 """The cache on disk: compiled kernels and what was measured here.
 
-It may be used by many processes at once. An entry begins with the digest of the rest, appears in one step, and is made
-again if it was damaged. It can be deleted at any time.
+It may be used by many processes at once. An entry begins with the digest of its name and the rest, appears in one step,
+and is made again if it was damaged or is that of another name. It can be deleted at any time.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ def kept(name: str) -> bytes | None:
     except OSError:
         return None
     digest, entry = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
-    return entry if hashlib.sha256(entry).digest() == digest else None
+    return entry if _digest(name, entry) == digest else None
 
 
 def keep(name: str, entry: bytes) -> None:
@@ -40,8 +40,12 @@ def keep(name: str, entry: bytes) -> None:
         descriptor, part_name = tempfile.mkstemp(dir=file.parent, prefix=file.stem, suffix=".part")
         try:
             with os.fdopen(descriptor, "wb") as part:
-                part.write(hashlib.sha256(entry).digest() + entry)
+                part.write(_digest(name, entry) + entry)
             Path(part_name).replace(file)
         except BaseException:
             Path(part_name).unlink(missing_ok=True)
             raise
+
+
+def _digest(name: str, entry: bytes) -> bytes:
+    return hashlib.sha256(name.encode() + b"\n" + entry).digest()
