@@ -33,7 +33,7 @@ class Draw:
         """Return a tensor that may lie in memory in any way."""
         other = self.dtype if self.rng.randrange(RARELY) else self.rng.choice(DTYPES)
         x = torch.empty(shape).uniform_(low, high, generator=self._generator()).to(dtype or other)
-        return self._strided(x, self.rng.randrange(8))
+        return self._strided(x, self.rng.randrange(10))
 
     def integers(self, most: int, *shape: int) -> Tensor:
         return torch.randint(most, shape, generator=self._generator())
@@ -45,7 +45,7 @@ class Draw:
             count *= size
         order = torch.randperm(count, generator=self._generator())
         numbers = (order.float() - count / 2).to(self.dtype if count <= 256 else torch.float32)
-        return self._strided(numbers.view(shape), self.rng.randrange(1, 8))
+        return self._strided(numbers.view(shape), self.rng.randrange(1, 10))
 
     def shape(self, least: int = 1, most: int = 4) -> list[int]:
         rank = self.rng.randint(least, most)
@@ -61,7 +61,7 @@ class Draw:
         return self.rng.choice(options)
 
     def _strided(self, x: Tensor, kind: int) -> Tensor:
-        """Return a tensor in memory in one of eight ways, in the first of which elements share a place."""
+        """Return a tensor that lies in memory in one of several ways, in the first of which elements share a place."""
         if not x.dim() or not x.numel():
             return x
         dim = self.rng.randrange(x.dim())
@@ -73,6 +73,7 @@ class Draw:
             lambda: torch.cat([x, x])[x.shape[0] :],
             lambda: x.repeat_interleave(2, dim).unflatten(dim, (size, 2)).select(dim + 1, 1),
             lambda: x.transpose(0, dim).contiguous().transpose(0, dim),
+            lambda: x.movedim(1, -1).contiguous().movedim(-1, 1) if x.dim() > 2 else x,  # channels last
             lambda: x.permute(order).contiguous().permute(sorted(range(x.dim()), key=order.__getitem__)),
         ]
         return ways[kind]() if kind < len(ways) else x

@@ -15,6 +15,7 @@ from torch import Tensor
 from reference_ops.op import Number
 
 CALL_US, BYTES_PER_US = 8.0, 1e6  # of a call that adds or copies, and of a slow GPU's memory
+CHANNELS_LAST = "the channels lie last in memory, and the kernels of this function do not leave them there"
 LOW, FLOAT32, NOTHING = "low", "float32", "nothing"  # what autocast makes of a function's tensors
 
 
@@ -86,6 +87,11 @@ def contiguous(out: Tensor, dim: int) -> Tensor:
 def as_input(out: Tensor, x: Tensor) -> Tensor:
     """Return a result in memory as elementwise functions of PyTorch return it: in the order of the input's dims."""
     return out if out.stride() == x.stride() else torch.empty_like(x, dtype=out.dtype).copy_(out)
+
+
+def has_channels_last(*tensors: Tensor) -> bool:
+    """Return whether the channels of some images lie last in memory. PyTorch's results then lie so, too."""
+    return any(x.dim() > 2 and not x.is_contiguous() and x.movedim(1, -1).is_contiguous() for x in tensors)
 
 
 def as_sizes(value: int | Sequence[int], count: int) -> tuple[int, ...]:

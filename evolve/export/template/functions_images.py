@@ -7,7 +7,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from evolve.export.template.forms import LOW, NOTHING, Call, Form, Lowered, as_sizes, first, single
+from evolve.export.template.forms import (
+    CHANNELS_LAST,
+    LOW,
+    NOTHING,
+    Call,
+    Form,
+    Lowered,
+    as_sizes,
+    first,
+    has_channels_last,
+    single,
+)
 
 Sizes = int | Sequence[int]
 UNEQUAL = "the window, stride, padding or dilation differs between the dims"
@@ -55,6 +66,8 @@ def conv2d(
         return UNEQUAL
     if input.dim() != 4 or weight.dim() != 4:
         return NOT_A_BATCH
+    if has_channels_last(input, weight):
+        return CHANNELS_LAST
     stride, padding, dilation = steps
     at = {"stride": stride, "padding": padding}
     channels, filters = input.shape[1], weight.shape[0]
@@ -88,6 +101,8 @@ def conv3d(
         return UNEQUAL
     if input.dim() != 5 or bias is not None or groups != 1 or steps[2] != 1:
         return "the kernels take a batch, no bias, no groups and no dilation"
+    if has_channels_last(input, weight):
+        return CHANNELS_LAST
     return Call("conv3d", (input, weight), {"stride": steps[0], "padding": steps[1]}, first)
 
 
@@ -108,6 +123,8 @@ def _transposed(rank: int) -> Callable[..., Lowered]:
             return UNEQUAL
         if input.dim() != rank + 2 or bias is not None or groups != 1 or steps[3] != 1:
             return "the kernels take a batch, no bias, no groups and no dilation"
+        if has_channels_last(input, weight):
+            return CHANNELS_LAST
         parameters = dict(zip(("stride", "padding", "output_padding"), steps[:3], strict=True))
         return Call(f"conv_transpose{rank}d", (input, weight), parameters, first)
 
@@ -159,6 +176,8 @@ def _pooled(op: str, rank: int, input: Tensor, window: tuple[Any, Any, Any], fin
         return UNEQUAL
     if input.dim() != rank + 2:
         return NOT_A_BATCH
+    if has_channels_last(input):
+        return CHANNELS_LAST
     return Call(op, (input,), dict(zip(("kernel", "stride", "padding"), steps, strict=True)), finish)
 
 
@@ -167,6 +186,8 @@ def _adaptive(rank: int) -> Callable[..., Lowered]:
         """Means of windows, as many as `output_size` says."""
         if input.dim() != rank + 2:
             return NOT_A_BATCH
+        if has_channels_last(input):
+            return CHANNELS_LAST
         sizes = as_sizes(output_size, rank)
         if rank == 1 and None in sizes:
             return "the size is no number"
@@ -191,6 +212,8 @@ def interpolate(
         return "the kernels take images, without align_corners and antialias"
     if (size is not None and scale_factor is not None) or (mode == "nearest" and align_corners is not None):
         return "both a size and a factor are given, or align_corners with `nearest`"
+    if has_channels_last(input):
+        return CHANNELS_LAST
     if mode == "bilinear" and size is not None:
         oh, ow = as_sizes(size, 2)
         return Call("upsample_bilinear", (input,), {"oh": oh, "ow": ow}, first)

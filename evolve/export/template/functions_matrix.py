@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from evolve.export.template.forms import LOW, NOTHING, Call, Form, Lowered, first
+from evolve.export.template.forms import LOW, NOTHING, Call, Form, Lowered, as_input, copied_bytes, first
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Lowered:
@@ -82,16 +82,19 @@ def scaled_dot_product_attention(
     if scale is not None and scale != query.shape[-1] ** -0.5:
         return "the kernels scale by the root of the heads' size"
     views = (query, key, value)
+    # Where heads lie behind their positions, as projections leave them, the result lies so, too: models view it.
+    by_position = not query.is_contiguous() and query.transpose(1, 2).is_contiguous()
+    finish, after_bytes = (lambda o: as_input(o[0], query), copied_bytes(query)) if by_position else (first, 0)
     shared = query.shape[1] != key.shape[1]
     square = query.shape[2] == key.shape[2]
     if shared and not enable_gqa:
         return "the numbers of heads differ"
     if is_causal and square:
-        alone = [Call("grouped_query_attention", views, {}, first)]
-        return alone if shared else [Call("causal_attention", views, {}, first), *alone]
+        alone = [Call("grouped_query_attention", views, {}, finish, after_bytes)]
+        return alone if shared else [Call("causal_attention", views, {}, finish, after_bytes), *alone]
     if is_causal or shared:
         return "no kernel has this mask with these heads"
-    return Call("attention", views, {}, first)
+    return Call("attention", views, {}, finish, after_bytes)
 
 
 def embedding(

@@ -8,7 +8,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from evolve.export.template.forms import FLOAT32, NOTHING, Call, Form, Lowered, as_input, copied_bytes, first
+from evolve.export.template.forms import (
+    CHANNELS_LAST,
+    FLOAT32,
+    NOTHING,
+    Call,
+    Form,
+    Lowered,
+    as_input,
+    copied_bytes,
+    first,
+    has_channels_last,
+)
 
 NOT_AFFINE = "there is no weight or bias, which the kernels take"
 IMAGE = 4  # dims of a batch of images
@@ -64,6 +75,8 @@ def group_norm(
         return NOT_AFFINE
     if input.dim() < 2 or input.shape[1] % num_groups:
         return "the channels cannot be divided into these groups"
+    if has_channels_last(input):
+        return CHANNELS_LAST
     x = _as_image(input)
     return Call("group_norm", (x, weight, bias), {"groups": num_groups, "eps": eps}, lambda o: o[0].view(input.shape))
 
@@ -103,6 +116,8 @@ def batch_norm(
         return "there is no weight, bias or running statistics, which the kernels take"
     if input.dim() < 2:
         return "there are no channels"
+    if has_channels_last(input):
+        return CHANNELS_LAST
     views = (_as_image(input), weight, bias, running_mean, running_var)
     if not training:
         return Call("batch_norm_inference", views, {"eps": eps}, lambda outputs: outputs[0].view(input.shape))
