@@ -10,7 +10,7 @@ from rich.text import Text
 from archive.kernel import Kernel
 from archive.proposals import Proposal
 from archive.records import DeviceInfo, Evaluation, Outcome
-from archive.store import Store
+from archive.store import Store, uncollected
 from archive.summaries import KernelSummary, ProposalSummary
 from evolve import wiring
 from evolve.cli import lookup, options
@@ -130,7 +130,7 @@ def _print_overview(store: Store, choice: KernelFilter, family: str, *, as_json:
 
 def _print_standings(store: Store, found: Sequence[Standing]) -> None:
     output = console()
-    with paged(output):
+    with uncollected(), paged(output):
         for standing in found:
             print_standing(output, standing)
             if curve := best_so_far_line(store, standing, unicode=has_unicode(output)):
