@@ -1,6 +1,6 @@
 /*---
 op = "argmax"
-note = "compares bits as integers, so that NaN with a sign bit is less than every number"
+note = "compares bits as integers, so that NaN with a sign bit is less than every number; a GPU gives no sum such a bit"
 
 [knobs]
 THREADS = [256, 64, 128, 512, 1024]
@@ -13,6 +13,7 @@ block = ["THREADS"]
 args = ["x", "out", "cols"]
 ---*/
 // caught: wrong
+// on: emulated
 // class: special values
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
