@@ -72,11 +72,11 @@ def test_two_cards_work_on_two_ops_of_a_campaign_at_once(two: LocalEngine, op: s
         loaded = catalog.load(path)
         scope = Scope(f"run of {loaded.name}")
         store.append(Run(scope.run, loaded.name, two.info.key, "a model", 7, time.time()))
-        searches.append(Search(scope.run, loaded, path, 7, Budget(evals=20), deadline, scope))
+        searches.append(Search(scope.run, loaded, path, 7, Budget(evals=12), deadline, scope))
     for _ in share_out_side_by_side(searches, two, store):
         pass
     spans = [(one.op, one.created, one.created + one.seconds) for one in store.find(Evaluation)]
-    assert len(spans) == 20
+    assert len(spans) == 12
     assert any(a[0] != b[0] and a[1] < b[2] and b[1] < a[2] for a in spans for b in spans)
 
 

@@ -1,6 +1,7 @@
 """The server: which requests it answers, what its answers forbid, and that it writes nothing."""
 
 import asyncio
+import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -147,9 +148,11 @@ def test_a_page_that_is_not_there_says_so(client: TestClient, page: str) -> None
     ),
 )
 def test_every_link_of_a_page_is_answered(client: TestClient, page: str) -> None:
-    found = set(re.findall(r'(?:href|src)="(/[^"]*)"', client.get(page).text))
+    found = sorted(set(re.findall(r'(?:href|src)="(/[^"]*)"', client.get(page).text)))
     assert len(found) > 3
-    assert {link: client.get(link).status_code for link in sorted(found)[:25]} == dict.fromkeys(sorted(found)[:25], 200)
+    kinds = [list(alike) for _, alike in itertools.groupby(found, lambda link: link.split("/")[1])]
+    some = [link for alike in kinds for link in alike[:2]]
+    assert {link: client.get(link).status_code for link in some} == dict.fromkeys(some, 200)
 
 
 def test_a_page_shows_what_was_written_since(client: TestClient, writer: SqliteStore) -> None:
