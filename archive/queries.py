@@ -118,6 +118,12 @@ def _oldest_first(_connection: sqlite3.Connection, found: Iterable[Row]) -> list
     return sorted(map(rows.evaluation_summary, found), key=lambda one: (one.created, one.number))
 
 
+def _in_order_of_time(connection: sqlite3.Connection, found: Iterable[Row]) -> list[BriefProposal]:
+    """Return brief proposals by time, then by number. Two sorts take half the time of one by pairs."""
+    in_order_of_numbers = sorted(_plain(BriefProposal)(connection, found), key=itemgetter(6))
+    return sorted(in_order_of_numbers, key=itemgetter(2))
+
+
 def _plain(kind: type[tuple[Any, ...]]) -> Callable[[sqlite3.Connection, Iterable[Row]], Iterator[Any]]:
     """Return what makes named tuples of whole rows. Their own `_make` takes twice as long; an op may have 100,000."""
     return _each(partial(tuple.__new__, kind))
@@ -188,7 +194,7 @@ SOURCES: dict[type, RecordQuery] = {
         "SELECT kernel_id, run, created, prompt_tokens + completion_tokens, usd, seconds, p.rowid FROM proposals p",
         "ORDER BY created",  # as in the index, so that nothing is left to sort but equal times
         _by("run", op=IN_ORDER),
-        lambda connection, found: sorted(_plain(BriefProposal)(connection, found), key=itemgetter(2, 6)),
+        _in_order_of_time,
     ),
     BriefEvaluation: RecordQuery(
         "SELECT kernel_id, created, seconds, outcome = 'passed', speedup, run FROM evaluation_summaries",

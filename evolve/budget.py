@@ -19,7 +19,7 @@ from evolve.selection.population import Champion
 B = TypeVar("B", BriefProposal, BriefEvaluation)
 IDLE_SECONDS = 900.0  # a leg without a recorded end counts as ended after this long without activity
 # Fields of brief records. An op may have tens of thousands, and functions written in C read these twice as fast.
-KERNEL_ID, RUN_OF_PROPOSAL, RUN_OF_VERDICT = itemgetter(0), itemgetter(1), itemgetter(5)
+KERNEL_ID, CREATED, RUN_OF_PROPOSAL, RUN_OF_VERDICT = itemgetter(0), itemgetter(1), itemgetter(1), itemgetter(5)
 
 
 class Ended(StrEnum):
@@ -87,7 +87,7 @@ class History:
     @cached_property
     def unnamed(self) -> Sequence[BriefEvaluation]:
         """The first verdicts on kernels that name no run, oldest first."""
-        return sorted(self.named.get("", ()), key=_created)
+        return sorted(self.named.get("", ()), key=CREATED)
 
     @cached_property
     def in_force(self) -> dict[str, BriefEvaluation]:
@@ -217,12 +217,8 @@ def _limits(budget: Budget) -> dict[str, float]:
 
 def _began_between(verdicts: Sequence[BriefEvaluation], start: float, end: float) -> Sequence[BriefEvaluation]:
     """Return those of these verdicts, oldest first, that began between two times, inclusive."""
-    first = bisect_left(verdicts, start, key=_created)
-    return verdicts[first : bisect_right(verdicts, end, key=_created)]
-
-
-def _created(record: BriefEvaluation) -> float:
-    return record.created
+    first = bisect_left(verdicts, start, key=CREATED)
+    return verdicts[first : bisect_right(verdicts, end, key=CREATED)]
 
 
 def _not_proposed(run: str, past: History) -> Iterator[BriefEvaluation]:
