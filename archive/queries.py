@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any
 
 from archive import rows
@@ -120,8 +120,8 @@ def _oldest_first(_connection: sqlite3.Connection, found: Iterable[Row]) -> list
 
 def _in_order_of_time(connection: sqlite3.Connection, found: Iterable[Row]) -> list[BriefProposal]:
     """Return brief proposals by time, then by number. Two sorts take half the time of one by pairs."""
-    in_order_of_numbers = sorted(_plain(BriefProposal)(connection, found), key=itemgetter(6))
-    return sorted(in_order_of_numbers, key=itemgetter(2))
+    in_order_of_numbers = sorted(_plain(BriefProposal)(connection, found), key=attrgetter("number"))
+    return sorted(in_order_of_numbers, key=attrgetter("created"))
 
 
 def _plain(kind: type[tuple[Any, ...]]) -> Callable[[sqlite3.Connection, Iterable[Row]], Iterator[Any]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import TypeVar
 
 from archive.proposals import Budget, Cost, Leg, Run
@@ -19,7 +19,8 @@ from evolve.selection.population import Champion
 B = TypeVar("B", BriefProposal, BriefEvaluation)
 IDLE_SECONDS = 900.0  # a leg without a recorded end counts as ended after this long without activity
 # Fields of brief records. An op may have tens of thousands, and functions written in C read these twice as fast.
-KERNEL_ID, CREATED, RUN_OF_PROPOSAL, RUN_OF_VERDICT = itemgetter(0), itemgetter(1), itemgetter(1), itemgetter(5)
+KERNEL_ID, RUN_OF_PROPOSAL, RUN_OF_VERDICT = itemgetter(0), itemgetter(1), itemgetter(5)
+CREATED = attrgetter("created")
 
 
 class Ended(StrEnum):

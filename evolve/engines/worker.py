@@ -64,7 +64,8 @@ from reference_ops.op import Op
 ERROR_CHARACTERS = 300
 # Shares of the device's memory: up to the first, workers use it at the same time; up to the second, they keep it.
 SHARED_MEMORY, KEPT_MEMORY = 1 / 4, 1 / 16
-WAITS_FOR_MEMORY = (2.0, 8.0, 20.0, 60.0, 120.0)  # seconds
+WAITS_FOR_MEMORY = (2.0, 8.0, 20.0)  # seconds
+WAITS_FOR_OTHERS = (60.0, 120.0)  # more, while other processes hold most of it
 Send = Callable[[Message], None]
 Request = Assignment | ProfileRequest | TimingRequest | PreparationRequest
 NICE = 10  # of a process that compiles ahead, so that it does not slow those that take times
@@ -197,7 +198,7 @@ def _measured(device: Device, turns: Turns | None) -> DeviceInfo:
 
 def _with_memory(evaluated: Callable[[], Evaluation], evaluator: Evaluator, turns: Turns | None) -> Evaluation:
     """Return an evaluation. If memory is exhausted that other workers share, wait for them and try again, alone."""
-    for seconds in WAITS_FOR_MEMORY if turns else ():
+    for seconds in _waits(evaluator.device) if turns else ():
         try:
             return evaluated()
         except RuntimeError as error:
@@ -208,6 +209,15 @@ def _with_memory(evaluated: Callable[[], Evaluation], evaluator: Evaluator, turn
         turns.sleep(seconds)
         turns.always_alone = True
     return evaluated()
+
+
+def _waits(device: Device) -> Iterator[float]:
+    """Yield how long to wait after each evaluation that lacks memory. It must be released by then."""
+    yield from WAITS_FOR_MEMORY
+    for seconds in WAITS_FOR_OTHERS:
+        if not _scarce(device):
+            return
+        yield seconds
 
 
 def _require_memory(evaluator: Evaluator) -> None:

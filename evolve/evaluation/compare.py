@@ -220,7 +220,8 @@ def _with_infinities(
         fault = _not_finite(torch.where(either, target, got), target)
     if fault:
         return Comparison(fault)
-    return _inaccurate_where(target.isfinite() & ~either, actual, pytorch, target, tolerance, scale)
+    finite = target.isfinite() & ~either
+    return _inaccurate_where(finite, actual, pytorch, torch.where(finite, target, 0.0), tolerance, scale)
 
 
 def _alike_throughout(
@@ -251,10 +252,9 @@ def _inaccurate_where(
     finite: torch.Tensor, actual: torch.Tensor, pytorch: torch.Tensor, target: torch.Tensor, tolerance: Tolerance,
     scale: Scale,
 ) -> Comparison:  # fmt: skip
-    """Compare the elements that are finite."""
+    """Compare the elements that are finite; the others are zero in `target`."""
     if not (count := int(finite.sum())):
         return Comparison("")
-    target = torch.where(finite, target, 0.0)
     got = torch.where(finite, actual, 0.0)
     own = torch.where(finite & pytorch.isfinite(), pytorch.double(), target.to(scale.dtype).double())
     scale = replace(scale, count=count)

@@ -90,3 +90,10 @@ def test_memory_that_other_processes_hold_is_no_fault_of_the_kernel() -> None:
         worker._require_memory(Evaluator(device, lambda _: None))
     device = ScriptedDevice(tools=Tools(memory_bytes=80 * 2**30, free_bytes=lambda: 70 * 2**30))
     worker._require_memory(Evaluator(device, lambda _: None))
+
+
+def test_a_worker_waits_longer_only_while_other_processes_hold_the_memory() -> None:
+    free = ScriptedDevice(tools=Tools(memory_bytes=80 * 2**30, free_bytes=lambda: 70 * 2**30))
+    assert tuple(worker._waits(free)) == worker.WAITS_FOR_MEMORY
+    taken = ScriptedDevice(tools=Tools(memory_bytes=80 * 2**30, free_bytes=lambda: 2**30))
+    assert tuple(worker._waits(taken)) == worker.WAITS_FOR_MEMORY + worker.WAITS_FOR_OTHERS

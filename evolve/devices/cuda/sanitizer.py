@@ -82,9 +82,10 @@ def _examined(tool: Path, checks: Sequence[str], runs: Sequence[PackedRun], seco
 def judged(tool: str, log: str, output: str, *, finished: bool) -> Sanitized:
     """Return the report for a tool's log; `output` is that of the kernel's process."""
     counts = [int(hazards or errors) for hazards, errors in SUMMARY.findall(log)]
-    if any(counts) and not any(f"Error: {failure}" in log for failure in OWN_FAILURES):
+    failed_itself = any(f"Error: {failure}" in log for failure in OWN_FAILURES)
+    if any(counts) and not failed_itself:
         return Sanitized(tool, max(counts), _report(log))
-    if finished and counts and not any(counts):
+    if finished and counts and not failed_itself:
         return Sanitized(tool, 0)
     last = output.strip().splitlines()[-1:]  # the error itself, if it is a traceback
     words = _without_paths("\n".join([*last, _report(log)]).strip())
