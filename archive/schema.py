@@ -1,7 +1,7 @@
 """Schema of the archive file: the migration steps, oldest first, and the code that applies them to an older file.
 
-Never change a step; add a new one. `children`, `contenders` and the tables whose names end in `_summaries` repeat small
-parts of the records in the other tables, so that a query need not read the large ones. They can be rebuilt from these.
+Never change a step; add a new one. `children`, `contenders`, `derived` and the tables whose names end in `_summaries`
+follow from the records in the other tables, so that queries need not read the large ones. They can be made anew.
 """
 
 import json
@@ -273,5 +273,10 @@ MIGRATIONS: tuple[Step, ...] = (
             op, device, created, number, kernel_id, seconds, outcome, speedup, run) WHERE op <> ''""",
         """CREATE INDEX proposals_in_order ON proposals (
             op, created, kernel_id, run, prompt_tokens, completion_tokens, usd, seconds) WHERE op <> ''""",
+    ),
+    (
+        # What commands have made of the records of an op, as JSON, and the state of these records: see sqlite.py.
+        """CREATE TABLE derived (what TEXT NOT NULL, op TEXT NOT NULL, state TEXT NOT NULL, json TEXT NOT NULL,
+            PRIMARY KEY (what, op)) WITHOUT ROWID""",
     ),
 )

@@ -1,14 +1,15 @@
 """SQLite store: an archive in one file, append-only, readable while a run writes."""
 
+import json
 import os
 import sqlite3
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Unpack
+from typing import Any, TypeVar, Unpack
 from urllib.parse import quote
 
 from archive import contenders, queries, rows, schema
@@ -23,6 +24,7 @@ from archive.store import ArchiveError, Filters, R, Record, Store
 from archive.summaries import EvaluationSummary
 
 BUSY_SECONDS = 30
+BRIEFLY_SECONDS = 0.1  # how long keeping what can be made again waits for other writers
 LOST, SAVED = "the archive {path} was deleted or replaced while it was in use", "all that it held is saved in "
 File = tuple[int, int]
 DAMAGE = ("no such table", "no such column", "could not decode", "malformed", "not a database")  # in SQLite's messages
@@ -30,6 +32,13 @@ IN_FORCE = """UPDATE evaluation_summaries SET in_force = (number = (
     SELECT number FROM evaluation_summaries WHERE kernel_id = ? AND device = ?
     ORDER BY created DESC, number DESC LIMIT 1
 )) WHERE kernel_id = ? AND device = ?"""
+# The newest rows of an op. Rows are never changed or removed, so equal states mean equal records.
+STATE = """SELECT (SELECT max(rowid) FROM proposals WHERE op = ?1),
+    (SELECT max((SELECT max(number) FROM evaluation_summaries WHERE op = ?1 AND device = d.kind || ' ' || d.name))
+     FROM devices d),
+    (SELECT max(rowid) FROM runs WHERE op = ?1),
+    (SELECT max(l.rowid) FROM runs r JOIN legs l ON l.run = r.id WHERE r.op = ?1)"""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,33 @@ class SqliteStore:
     def count(self, kind: type[R], by: str, op: str = "", **filters: Unpack[Filters]) -> dict[str, int]:
         with self._naming_damage():
             return queries.count(self.connection, kind, by, op, filters)
+
+    def derived(self, what: str, op: str, make: Callable[[], object], read: Callable[[Any], T]) -> T:
+        """Return what `read` reads of what `make` makes of an op's records, which JSON can hold.
+
+        It is made only if records of the op were added since the last time; `what` names it and how it is written.
+        """
+        with self._naming_damage():
+            state = json.dumps(self.connection.execute(STATE, [op]).fetchone())
+            query = "SELECT json FROM derived WHERE what = ? AND op = ? AND state = ?"
+            kept = self.connection.execute(query, (what, op, state)).fetchone()
+        with suppress(ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+            if kept:
+                return read(json.loads(kept[0]))
+        made = json.dumps(make())  # of these records or newer ones, which then have another state
+        self._keep_derived(what, op, state, made)
+        return read(json.loads(made))
+
+    def _keep_derived(self, *row: str) -> None:
+        """Keep what was derived for the next time, unless the file cannot be written at the moment."""
+        existing = f"file:{quote(str(self.path.absolute()))}?mode=rw"
+        with suppress(sqlite3.Error), closing(sqlite3.connect(existing, BRIEFLY_SECONDS, uri=True)) as file, file:
+            file.execute("INSERT OR REPLACE INTO derived VALUES (?, ?, ?, ?)", row)
+
+    def ops(self, kind: type[R]) -> list[str]:
+        """Return the ops with records of a kind, sorted."""
+        with self._naming_damage():
+            return queries.ops(self.connection, kind)
 
     def has_seeds(self, digest: str) -> bool:
         """Return whether the kernels and verdicts of the package with this digest have been added."""

@@ -10,6 +10,7 @@ from rich.text import Text
 from archive.kernel import Kernel
 from archive.proposals import Proposal
 from archive.records import DeviceInfo, Evaluation, Outcome
+from archive.sqlite import SqliteStore
 from archive.store import Store, uncollected
 from archive.summaries import KernelSummary, ProposalSummary
 from evolve import wiring
@@ -99,12 +100,12 @@ def top(  # noqa: PLR0913, PLR0917 - one per option
     if as_csv:
         print_text("\n".join(csv_of(champions_table(one, EVERYTHING)) for one in found), end="")
     elif not as_json:
-        _print_standings(store, found)
+        _print_standings(found)
 
 
-def _print_overview(store: Store, choice: KernelFilter, family: str, *, as_json: bool, as_csv: bool) -> None:
+def _print_overview(store: SqliteStore, choice: KernelFilter, family: str, *, as_json: bool, as_csv: bool) -> None:
     """Print a line per op and device, most to gain first."""
-    held = {op for op in store.count(KernelSummary, "op") if options.of_family(op, family)}
+    held = {op for op in store.ops(KernelSummary) if options.of_family(op, family)}
     found = [one for one in gains.reached_everywhere(store, choice.device, choice.dtype) if one.op in held]
     if as_json:
         print_json([gains.facts(one) for one in found])
@@ -128,12 +129,12 @@ def _print_overview(store: Store, choice: KernelFilter, family: str, *, as_json:
         output.print("evolve top OP shows the champions and the population of an op", style="dim")
 
 
-def _print_standings(store: Store, found: Sequence[Standing]) -> None:
+def _print_standings(found: Sequence[Standing]) -> None:
     output = console()
     with uncollected(), paged(output):
         for standing in found:
             print_standing(output, standing)
-            if curve := best_so_far_line(store, standing, unicode=has_unicode(output)):
+            if curve := best_so_far_line(standing, unicode=has_unicode(output)):
                 output.print(curve)
             output.print()
 

@@ -9,7 +9,6 @@ from archive.kernel import Kernel
 from archive.proposals import Proposal, Run
 from archive.store import Store
 from archive.summaries import KernelSummary, ProposalSummary
-from evolve.engines import trial
 from evolve.errors import UserError
 from evolve.report.words import complain, idea, listed, one_line, short, typed
 from reference_ops.catalog import is_path
@@ -60,6 +59,7 @@ def op_name(op: str) -> str:
     """Return the name of an op in the archive. The op is loaded only if it is defined in a file."""
     if not is_path(op):
         return op
+    from evolve.engines import trial  # a listing needs no engine
 
     return trial.load(op).name
 

@@ -2,14 +2,16 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Annotated
+from dataclasses import asdict, astuple, dataclass
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from archive.proposals import Run
 from archive.records import kind_in
+from archive.sqlite import SqliteStore
 from archive.store import Store, uncollected
 from archive.summaries import BriefProposal, ProposalSummary, RankedTimes
 from evolve import budget, wiring
@@ -29,16 +31,16 @@ from evolve.cli.options import (
 from evolve.errors import UserError
 from evolve.report import runs as report
 from evolve.report.basis import first_kernel, known_basis
-from evolve.report.best_so_far import largest_ratio, sparkline
+from evolve.report.best_so_far import Curve, largest_ratio, sparkline
 from evolve.report.failures import failed_requests, failures_line
 from evolve.report.output import EVERYTHING, csv_of
-from evolve.report.progress import dollars
 from evolve.report.runs import PER, Trajectory, comparison, has_unicode
 from evolve.report.tables import WIDE, fitted, narrowed, plain_table, when
 from evolve.report.words import (
     clock,
     console,
     counted,
+    dollars,
     print_json,
     print_text,
     say,
@@ -50,6 +52,8 @@ from evolve.report.words import (
 OVER_FIRST_KERNEL = "best, on a device without GPU times: over the op's first kernel"
 NOTHING_OWN = "best: `-` if no kernel that the run itself proposed has passed; shipped kernels do not count"
 REPLAYED = "replay: the answers come from the archive; tokens and dollars are those of the recorded run"
+FIGURES = "figures of runs, 1"  # names what the archive keeps; count up when these figures are made differently
+Figures = tuple[Spent, float | None, Curve]
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class RunSummary:
     run: Run
     spent: Spent
     best: float | None
-    curve: tuple[tuple[float, float], ...] = ()  # kernels proposed by then, and the best so far
+    curve: Curve = ()  # over the kernels proposed by then
 
     @property
     def idle(self) -> bool:
@@ -180,29 +184,43 @@ def _table(lines: Sequence[RunSummary], width: int, *, unicode: bool) -> Table:
     return narrowed(table, width, ["best so far", "strategy", "when", "proposer", "time"])
 
 
-def _lines(store: Store, op: str) -> list[RunSummary]:
+def _lines(store: SqliteStore, op: str) -> list[RunSummary]:
     """Return a line per run, oldest first. The records of one op on one device are in memory at a time."""
     found = store.find(Run, op)
-    alike = defaultdict[str, dict[str, list[Run]]](lambda: defaultdict(list))  # by op, then by device
-    for run in found:
-        alike[run.op][run.device].append(run)
-    lines = dict[str, RunSummary]()
-    for name, of_op in alike.items():
-        past: History | None = None
-        for device, of_device in of_op.items():
-            past = budget.history(store, name, device, past)
-            lines |= {line.run.id: line for line in _lines_on(store, of_device, past)}
-    return [lines[run.id] for run in found]
+    figures = dict[str, Figures]()
+    for name in dict.fromkeys(run.op for run in found):
+        figures |= store.derived(FIGURES, name, partial(_figures, store, name), _figures_in)
+    return [RunSummary(run, *figures[run.id]) for run in found if run.id in figures]
 
 
-def _lines_on(store: Store, found: Sequence[Run], past: History) -> Iterator[RunSummary]:
-    """Yield a line for each of these runs of one op on one device."""
+def _figures(store: Store, op: str) -> dict[str, tuple[object, ...]]:
+    """Return what each run of an op has spent, the best speedup and the curve, by run id."""
+    on_devices = defaultdict[str, list[Run]](list)
+    for run in store.find(Run, op):
+        on_devices[run.device].append(run)
+    past: History | None = None
+    found = dict[str, tuple[object, ...]]()
+    for device, runs_there in on_devices.items():
+        past = budget.history(store, op, device, past)
+        found |= {run: (astuple(spent), best, curve) for run, (spent, best, curve) in _on(store, runs_there, past)}
+    return found
+
+
+def _figures_in(kept: Mapping[str, Any]) -> dict[str, Figures]:
+    return {
+        run: (Spent(*spent), best, tuple((proposed, reached) for proposed, reached in curve))
+        for run, (spent, best, curve) in kept.items()
+    }
+
+
+def _on(store: Store, found: Sequence[Run], past: History) -> Iterator[tuple[str, Figures]]:
+    """Yield the ids and figures of these runs of one op on one device."""
     on_gpu = known_basis(kind_in(found[0].device)).is_pytorch
     largest = None if on_gpu else _over_first(store, found[0])
     for run in found:
         curve = tuple(_curve(run, past)) if on_gpu else ()
         best = largest(past.of_run.get(run.id, ())) if largest else curve[-1][1] if curve else 0.0
-        yield RunSummary(run, budget.spent(run.id, past), best or None, curve)
+        yield run.id, (budget.spent(run.id, past), best or None, curve)
 
 
 def _curve(run: Run, past: History) -> Iterator[tuple[float, float]]:

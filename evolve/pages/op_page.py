@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from archive.proposals import Run
 from archive.records import DeviceInfo, Outcome
 from archive.store import Store
-from archive.summaries import BriefProposal, EvaluationSummary, Judged
+from archive.summaries import BriefProposal, EvaluationSummary, Judged, RankedTimes
 from evolve.devices.choose import policy_of
 from evolve.errors import kind_of
 from evolve.pages.lineage import Family, absent, family_of
 from evolve.report.best_so_far import Moment, moments
-from evolve.report.standing import Standing, devices, standing
+from evolve.report.standing import Standing, devices, places_of, standing
 from evolve.report.words import one_line
 
 REASONS_READ = 400  # newest failures of each outcome that are read for their reasons
@@ -64,7 +64,8 @@ def op_page(store: Store, op: str, device: str = "") -> OpPage | None:
     info = next((one for one in found if one.key == device), None) if device else main
     if info is None:
         return None
-    now = standing(store, op, info)
+    ranked = store.find(RankedTimes, op, device=info.key)
+    now = standing(store, op, info, places=places_of(store, op, info, ranked))
     verdicts = store.find(Judged, op, device=info.key)
     proposals = store.find(BriefProposal, op)
     runs = [run for run in store.find(Run, op) if run.device == info.key]
@@ -73,7 +74,7 @@ def op_page(store: Store, op: str, device: str = "") -> OpPage | None:
         standing=now,
         main=info is main,
         devices=tuple(found),
-        moments=tuple(moments(now.ranked, verdicts, proposals, now.basis, DOTS_DRAWN)),
+        moments=tuple(moments(ranked, verdicts, proposals, now.basis, DOTS_DRAWN)),
         spent=(
             float(len(verdicts)), float(sum(one.tokens for one in proposals)), sum(one.usd for one in proposals)
         ),

@@ -23,7 +23,6 @@ from evolve.pages.svg import Axis, Bar, BarGroup, Dot, Line
 from evolve.report import words
 from evolve.report.basis import Basis
 from evolve.report.best_so_far import Moment
-from evolve.report.progress import dollars
 from evolve.report.runs import UNITS, amount
 from evolve.report.standing import Standing
 from evolve.selection.population import Champion
@@ -244,7 +243,7 @@ def _templates() -> jinja2.Environment:
     )
     environment.filters.update(
         short=words.short, figure=words.figure, times=words.times, percent=words.percent, clock=words.clock,
-        moment=words.moment, dollars=dollars, counted=words.counted, amount=amount, one_line=words.one_line,
+        moment=words.moment, dollars=words.dollars, counted=words.counted, amount=amount, one_line=words.one_line,
         plain=code.plain, device=_device,
     )  # fmt: skip
     return environment

@@ -16,6 +16,7 @@ from evolve.selection.population import BASELINE, FIGURES, MEDIAN
 BLOCKS = "▁▂▃▄▅▆▇█"
 PLAIN = "_.-=+*#@"  # for terminals without Unicode
 COLUMNS = 16  # of a small curve
+Curve = tuple[tuple[float, float], ...]  # the number of evaluations or proposals by then, and the best so far
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def moments(
     return found
 
 
-def rises(ranked: Sequence[RankedTimes], verdicts: Sequence[Judged], basis: Basis) -> list[tuple[float, float]]:
+def rises(ranked: Sequence[RankedTimes], verdicts: Sequence[Judged], basis: Basis) -> Curve:
     """Return the best so far after the first and the last kernel that passed, and whenever it rose.
 
     Each is a pair of the number of evaluations by then and the geometric mean over all workloads, as in `moments`.
@@ -63,7 +64,7 @@ def rises(ranked: Sequence[RankedTimes], verdicts: Sequence[Judged], basis: Basi
     timed, rose = _rises(ranked, basis)
     if timed:
         rose.setdefault(len(timed) - 1, next(reversed(rose.values())))
-    return [(float(bisect_right(judged, timed[place].created)), best) for place, best in rose.items()]
+    return tuple((float(bisect_right(judged, timed[place].created)), best) for place, best in rose.items())
 
 
 def _rises(ranked: Sequence[RankedTimes], basis: Basis) -> tuple[Sequence[RankedTimes], dict[int, float]]:

@@ -1,12 +1,15 @@
 """What the champions of an op reach on a device, and what is left to gain: the geometric means over its workloads."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from rich.table import Table
 
+from archive import plain
 from archive.records import DeviceInfo
+from archive.sqlite import SqliteStore
 from archive.store import Store, workloads_of
 from archive.summaries import EvaluationSummary, RankedTimes, Timing
 from evolve.devices.choose import policy_of
@@ -21,6 +24,7 @@ MEANS = (
     "light and speedup: geometric means over the workloads with a champion of its share of the speed of light, and of "
     "its speedup over the best of PyTorch"
 )
+REACHED = "reached, 1"  # names what the archive keeps; count up when it is made differently
 FASTER_MEANS = f"faster: workloads on which it is faster, of all; {UNCONFIRMED}: a champion is not confirmed yet"
 
 
@@ -32,7 +36,7 @@ class Reached:
     device: DeviceInfo
     timings: tuple[Timing, ...]  # of the champion on each workload
     judged: int = 0  # kernels with a verdict
-    workloads: int = 0  # of the op, also those without a champion
+    workloads: tuple[str, ...] = ()  # of the op, also those without a champion
     confirmed: bool = True  # whether all champions are
     elsewhere: bool = False  # whether the times of a champion ship with the package
 
@@ -55,29 +59,46 @@ class Reached:
         return 1 / light if light else 0.0
 
 
-def reached_everywhere(store: Store, part: str = "", dtype: str = "") -> list[Reached]:
+def reached_everywhere(store: SqliteStore, part: str = "", dtype: str = "") -> list[Reached]:
     """Return what the champions of each op reach on each device with `part` in its key, most to gain first.
 
     A `dtype` restricts this to workloads of that type.
     """
-    ops = sorted(store.count(EvaluationSummary, "op"))
-    found = [_reached(store, op, info, dtype) for op in ops for info in devices(store, op, part)]
+    found = [
+        _of_dtype(one, dtype)
+        for op in store.ops(EvaluationSummary)
+        for one in store.derived(REACHED, op, partial(_reached, store, op), _reached_in)
+        if part.lower() in one.device.key.lower()
+    ]
     return sorted(found, key=lambda one: (not one.on_gpu, -one.to_gain, one.op))
 
 
-def _reached(store: Store, op: str, device: DeviceInfo, dtype: str) -> Reached:
+def _of_dtype(one: Reached, dtype: str) -> Reached:
+    if not dtype:
+        return one
+    timings = tuple(timing for timing in one.timings if dtype in timing.workload.split())
+    return replace(one, timings=timings, workloads=tuple(key for key in one.workloads if dtype in key.split()))
+
+
+def _reached(store: Store, op: str) -> list[dict[str, object]]:
+    return [asdict(_reached_on(store, op, info)) for info in devices(store, op)]
+
+
+def _reached_in(kept: list[dict[str, Any]]) -> list[Reached]:
+    return [
+        replace(plain.record(Reached, one), timings=tuple(Timing(*timing) for timing in one["timings"])) for one in kept
+    ]
+
+
+def _reached_on(store: Store, op: str, device: DeviceInfo) -> Reached:
     leaders = population.leaders(store.find(RankedTimes, op, device=device.key, contending=True))
     timings = tuple(
-        timing
-        for workload, one in leaders.items()
-        for timing in one.measurements
-        if timing.workload == workload and (not dtype or dtype in workload.split())
+        timing for workload, one in leaders.items() for timing in one.measurements if timing.workload == workload
     )
-    workloads = [one for one in workloads_of(store, leaders) if not dtype or dtype in one.split()]
     shipped = store.find(EvaluationSummary, op, ids={one.id for one in leaders.values()}, shipped=True)
     judged = store.count(EvaluationSummary, "device", op, device=device.key, in_force=True)
     return Reached(
-        op, device, timings, judged.get(device.key, 0), len(workloads),
+        op, device, timings, judged.get(device.key, 0), tuple(workloads_of(store, leaders)),
         all(one.confirmed for one in leaders.values()), bool(shipped),
     )  # fmt: skip
 
@@ -98,7 +119,7 @@ def reached_table(found: Sequence[Reached], width: int) -> Table:
             percent(min(one.lights, default=None)),
             times(geometric_mean(one.speedups)),
             times(min(one.speedups, default=None)),
-            f"{faster}/{one.workloads}{'' if one.confirmed else UNCONFIRMED}" if one.on_gpu else "-",
+            f"{faster}/{len(one.workloads)}{'' if one.confirmed else UNCONFIRMED}" if one.on_gpu else "-",
             str(one.judged),
         )
     return narrowed(table, width, ["judged", "worst ", "worst", "faster"])
@@ -116,7 +137,7 @@ def facts(one: Reached) -> dict[str, Any]:
         "op": one.op,
         "device": one.device.key,
         "emulated": not one.on_gpu,
-        "workloads": one.workloads,
+        "workloads": len(one.workloads),
         "champions": len(one.timings),
         "light": geometric_mean(one.lights),
         "worst_light": min(one.lights, default=None),

@@ -16,10 +16,10 @@ from evolve.errors import kind_of
 from evolve.report.basis import known_basis
 from evolve.report.failures import tally
 from evolve.report.kernel import NO_DUEL, held_out_words, sanitizer_words
-from evolve.report.progress import BudgetMeter, Progress, Watcher, dollars
+from evolve.report.progress import BudgetMeter, Progress, Watcher
 from evolve.report.standing_tables import champions_table, counts_line, origin, population_table
 from evolve.report.tables import fitted, plain_table
-from evolve.report.words import clock, counted, figure, one_line, short, times, times_label, workload_labels
+from evolve.report.words import clock, counted, dollars, figure, one_line, short, times, times_label, workload_labels
 from evolve.selection.population import Champion
 
 REFRESHES_PER_SECOND = 4.0

@@ -23,7 +23,7 @@ from evolve.engines.messages import RIGHT
 from evolve.report.failures import reasons
 from evolve.report.standing import Standing, standing
 from evolve.report.tables import WIDE, fitted
-from evolve.report.words import clock, counted, one_line, short
+from evolve.report.words import clock, counted, dollars, one_line, short
 from evolve.selection.population import Champion, champions
 
 FAILURES_KEPT = 6
@@ -223,18 +223,6 @@ class Watcher:
 
 
 LEAST_BAR = 10  # minimum width of the bar, in columns
-
-
-def dollars(usd: float) -> str:
-    return f"${usd:.2f}" if usd >= 1 or not usd else f"${usd:.4f}"
-
-
-def amounts(spent: Spent) -> str:
-    """Return text such as `0:42, 30 evaluations, 1,234 tokens, $0.0123`. Zero tokens and dollars are left out."""
-    parts = [clock(spent.seconds), counted(spent.evals, "evaluation")]
-    parts += [f"{spent.tokens:,} tokens"] if spent.tokens else []
-    parts += [dollars(spent.usd)] if spent.usd else []
-    return ", ".join(parts)
 
 
 def nearest(limits: Budget, spent: Spent) -> tuple[str, float | None]:

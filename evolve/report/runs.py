@@ -15,9 +15,8 @@ from archive.summaries import RankedTimes
 from evolve import budget
 from evolve.budget import History, Spent
 from evolve.report.basis import PYTORCH, Basis, first_kernel, known_basis
-from evolve.report.progress import amounts, dollars
 from evolve.report.tables import fitted, narrowed, plain_table
-from evolve.report.words import moment, times
+from evolve.report.words import amounts, dollars, moment, times
 from evolve.selection import population
 
 AXES = ("evals", "tokens", "usd")

@@ -2,17 +2,24 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any
 
+from archive import plain
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Outcome
+from archive.sqlite import SqliteStore
 from archive.store import Store, evaluations_of, uncollected
 from archive.summaries import EvaluationSummary, Judged, KernelSummary, ProposalSummary, RankedTimes
 from evolve.devices.choose import policy_of
 from evolve.report.basis import PYTORCH, Basis, basis_of
+from evolve.report.best_so_far import Curve, rises
 from evolve.selection import population
 from evolve.selection.population import Champion
 from evolve.selection.scope import judged_on_gpus, unasked
+
+PLACES = "places, 1"  # names what the archive keeps; count up when it is made differently
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,7 @@ class Standing:
     basis: Basis = PYTORCH
     elsewhere: frozenset[str] = frozenset()  # kernels whose verdict ships with the package
     only_run: str = ""  # id of the run whose own kernels are covered, and no others; empty for all kernels
-    ranked: Sequence[RankedTimes] = field(default=(), repr=False, compare=False)  # of all kernels that passed
+    curve: Curve = ()  # of `standings` only
 
     @property
     def leading(self) -> tuple[str, int] | None:
@@ -50,33 +57,70 @@ class Standing:
         return sum(self.outcomes.values())
 
 
-def standing(store: Store, op: str, device: DeviceInfo, named: Collection[str] = (), only_run: str = "") -> Standing:
+@dataclass(frozen=True)
+class Places:
+    """What follows from the verdicts on all kernels of an op on a device, which may be tens of thousands."""
+
+    leaders: Mapping[str, str]  # by workload, the id of the evaluation that wins there
+    alive: Sequence[str]  # ids of the population's evaluations, fittest first
+    outcomes: Mapping[str, int]
+    held: int
+    pending: int
+    first_us: Mapping[str, float] | None  # as in Basis
+    curve: Curve = ()
+
+
+def places_of(
+    store: Store, op: str, device: DeviceInfo, ranked: Sequence[RankedTimes], own: frozenset[str] | None = None
+) -> Places:
+    """Return the places of an op's kernels; with `own`, only these kernels count, but for the basis."""
+    leaders, alive = population.fittest([one for one in ranked if own is None or one.kernel_id in own])
+    counts, held, pending = _counts(store, op, device, own)
+    return Places(
+        leaders={workload: one.id for workload, one in leaders.items()},
+        alive=[one.id for one in alive],
+        outcomes={str(outcome): counts[str(outcome)] for outcome in Outcome if str(outcome) in counts},
+        held=held,
+        pending=pending,
+        first_us=basis_of(store, op, device, ranked).first_us,
+    )
+
+
+def standing(
+    store: Store,
+    op: str,
+    device: DeviceInfo,
+    named: Collection[str] = (),
+    only_run: str = "",
+    places: Places | None = None,
+) -> Standing:
     """Read the standing of an op on a device, with the verdicts on the kernels whose ids are in `named`.
 
     With `only_run`, the kernels that this run has not proposed are left out, but the basis remains that of the op.
+    `places` are those of the op's kernels, if they are known already.
     """
-    every = store.find(RankedTimes, op, device=device.key)
-    own = _proposed_by(only_run, store, op) if only_run else None
-    ranked = every if own is None else [one for one in every if one.kernel_id in own]
-    leaders, alive = population.fittest(ranked)
+    if places is None:
+        own = _proposed_by(only_run, store, op) if only_run else None
+        places = places_of(store, op, device, store.find(RankedTimes, op, device=device.key), own)
+    found = store.find(EvaluationSummary, ids={*places.leaders.values(), *places.alive})
+    by_id = {one.id: one for one in found}
     in_force = store.find(EvaluationSummary, op, device=device.key, in_force=True, kernels=named) if named else []
-    evaluations = evaluations_of(store, {*alive, *leaders.values(), *in_force})
-    ids = {*named, *(verdict.kernel_id for verdict in (*alive, *leaders.values()))}
+    evaluations = evaluations_of(store, {*found, *in_force})
+    ids = {*named, *(one.kernel_id for one in found)}
     proposals = first_proposals(store, ids)
     parents = (proposal.parents[0] for proposal in proposals.values() if proposal.parents)
-    counts, held, pending = _counts(store, op, device, own)
     return Standing(
         op=op,
         device=device,
         champions=tuple(
-            population.champion(workload, evaluations[leaders[workload].id])
+            population.champion(workload, evaluations[places.leaders[workload]])
             for workload in workloads_in_order(evaluations.values())
-            if workload in leaders
+            if workload in places.leaders
         ),
-        population=tuple(evaluations[verdict.id] for verdict in alive),
-        outcomes={str(outcome): counts[str(outcome)] for outcome in Outcome if str(outcome) in counts},
-        pending=pending,
-        held=held,
+        population=tuple(evaluations[one] for one in places.alive),
+        outcomes=places.outcomes,
+        pending=places.pending,
+        held=places.held,
         verdicts={verdict.kernel_id: evaluations[verdict.id] for verdict in in_force},
         unread=sum(
             bool(reply.failure) and only_run in {"", reply.run}
@@ -84,11 +128,11 @@ def standing(store: Store, op: str, device: DeviceInfo, named: Collection[str] =
         ),
         kernels={kernel.id: kernel for kernel in store.find(Kernel, ids={*ids, *parents})},
         proposals=proposals,
-        children={verdict.kernel_id: _children(store, verdict.kernel_id) for verdict in alive},
-        basis=basis_of(store, op, device, every),
+        children={by_id[one].kernel_id: _children(store, by_id[one].kernel_id) for one in places.alive},
+        basis=Basis(places.first_us),
         only_run=only_run,
         elsewhere=frozenset(one.kernel_id for one in evaluations.values() if one.shipped),
-        ranked=every,
+        curve=places.curve,
     )
 
 
@@ -133,11 +177,38 @@ def _not_waiting(store: Store, op: str, device: DeviceInfo) -> int:
     return len(elsewhere | unasked(store, op, device))
 
 
-def standings(store: Store, op: str = "", device: str = "") -> list[Standing]:
+def standings(store: SqliteStore, op: str = "", device: str = "") -> list[Standing]:
     """Read the standing of each op on each device that it was evaluated on; `device` is part of the device's key."""
-    ops = [op] if op else sorted(store.count(Evaluation, "op"))
     with uncollected():
-        return [standing(store, name, info) for name in ops for info in devices(store, name, device)]
+        return [
+            standing(store, name, info, places=places)
+            for name in ([op] if op else store.ops(EvaluationSummary))
+            for info, places in _kept_places(store, name)
+            if device.lower() in info.key.lower()
+        ]
+
+
+def _kept_places(store: SqliteStore, op: str) -> list[tuple[DeviceInfo, Places]]:
+    """Return the places with the curve on each device, as the archive keeps them."""
+
+    def read(kept: list[list[dict[str, Any]]]) -> list[tuple[DeviceInfo, Places]]:
+        found = [(plain.record(DeviceInfo, info), plain.record(Places, places)) for info, places in kept]
+        ids = {one for _, places in found for one in (*places.leaders.values(), *places.alive)}
+        if len(store.find(EvaluationSummary, op, ids=ids)) < len(ids):
+            raise ValueError("an evaluation is missing")
+        return found
+
+    return store.derived(PLACES, op, partial(_places, store, op), read)
+
+
+def _places(store: Store, op: str) -> list[tuple[dict[str, object], dict[str, object]]]:
+    found = []
+    for device in devices(store, op):
+        ranked = store.find(RankedTimes, op, device=device.key)
+        places = places_of(store, op, device, ranked)
+        curve = rises(ranked, store.find(Judged, op, device=device.key), Basis(places.first_us))
+        found.append((asdict(device), asdict(replace(places, curve=curve))))
+    return found
 
 
 def devices(store: Store, op: str = "", part: str = "") -> list[DeviceInfo]:

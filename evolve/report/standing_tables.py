@@ -9,11 +9,10 @@ from rich.text import Text
 
 from archive.kernel import Kernel
 from archive.records import Outcome
-from archive.store import Store
-from archive.summaries import Judged, ProposalSummary
+from archive.summaries import ProposalSummary
 from evolve.devices.choose import policy_of
 from evolve.report.basis import PYTORCH
-from evolve.report.best_so_far import rises, sparkline
+from evolve.report.best_so_far import sparkline
 from evolve.report.standing import Standing
 from evolve.report.tables import OVER_FIRST, WIDE, WIDER, fitted, headings, measured, narrowed, plain_table, speed_style
 from evolve.report.words import (
@@ -70,10 +69,9 @@ def of_dtype(standing: Standing, dtype: str) -> Standing:
     return replace(standing, champions=kept)
 
 
-def best_so_far_line(store: Store, standing: Standing, *, unicode: bool) -> str:
+def best_so_far_line(standing: Standing, *, unicode: bool) -> str:
     """Return a small curve of the best so far over the evaluations, or nothing if only one kernel passed."""
-    verdicts = store.find(Judged, standing.op, device=standing.device.key)
-    found = rises(standing.ranked, verdicts, standing.basis)
+    found = standing.curve
     if len(found) < 2:
         return ""
     (_, first), (spent, last) = found[0], found[-1]

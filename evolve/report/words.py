@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -20,6 +21,9 @@ from rich.text import Text
 from archive.characters import escaped
 from archive.kernel import Kernel
 from evolve.devices.choose import policy_of
+
+if TYPE_CHECKING:
+    from evolve.budget import Spent
 
 PIPED_WIDTH = 80  # width of tables if neither the output nor any other stream is a terminal
 
@@ -147,6 +151,18 @@ def times_note(kind: str) -> str:
 
 def percent(share: float | None, digits: int = 0) -> str:
     return "-" if share is None else f"{share:.{digits}%}"
+
+
+def dollars(usd: float) -> str:
+    return f"${usd:.2f}" if usd >= 1 or not usd else f"${usd:.4f}"
+
+
+def amounts(spent: "Spent") -> str:
+    """Return text such as `0:42, 30 evaluations, 1,234 tokens, $0.0123`. Zero tokens and dollars are left out."""
+    parts = [clock(spent.seconds), counted(spent.evals, "evaluation")]
+    parts += [f"{spent.tokens:,} tokens"] if spent.tokens else []
+    parts += [dollars(spent.usd)] if spent.usd else []
+    return ", ".join(parts)
 
 
 def clock(seconds: float) -> str:

@@ -72,12 +72,13 @@ def test_an_older_archive_gets_its_contenders_when_it_is_opened(tmp_path: Path) 
     store.append(*verdicts(4))
     expected = told(store, GPU, contending=True)
     for name in (
+        "TABLE derived",
         "TABLE contenders",
         "INDEX evaluations_in_order",
         "INDEX proposals_in_order",
     ):
         store.connection.execute(f"DROP {name}")
     version = store.connection.execute("PRAGMA user_version").fetchone()[0]
-    store.connection.execute(f"PRAGMA user_version = {version - 1}")
+    store.connection.execute(f"PRAGMA user_version = {version - 2}")
     store.close()
     assert told(open_archive(tmp_path / "a.db", read_only=True), GPU, contending=True) == expected

@@ -287,6 +287,70 @@ def test_files_that_are_not_archives_are_refused_with_the_reason(tmp_path: Path)
             open_archive(tmp_path / name, read_only=True)
 
 
+def judged_kernels(store: SqliteStore, made: list[str], op: str = "softmax") -> int:
+    """Return the number of verdicts on an op, kept in the archive; `made` gets an entry whenever they are counted."""
+
+    def count() -> int:
+        made.append(op)
+        return len(store.find(Evaluation, op))
+
+    return store.derived("number of verdicts", op, count, int)
+
+
+def test_what_is_derived_of_an_op_is_made_anew_only_after_a_record_of_this_op_was_added(store: SqliteStore) -> None:
+    made: list[str] = []
+    run = Run("r", "softmax", GPU.key, "offline", 7, 1.0)
+    for record in (
+        proposal(kernel(1)),
+        passed(kernel(1).id, a=3.5),
+        passed(kernel(1).id, CPU, a=9.0),
+        run,
+        Leg("r", 1.0),
+    ):
+        store.append(record)
+        found = [judged_kernels(store, made) for _ in range(3)]
+        assert (set(found), made) == ({len(store.find(Evaluation))}, ["softmax"])
+        made.clear()
+    store.append(Run("o", "gelu", GPU.key, "offline", 7, 1.0), Leg("o", 1.0), replace(passed("k", a=3.5), op="gelu"))
+    assert (judged_kernels(store, made), made) == (2, [])
+
+
+def test_what_is_derived_is_made_anew_after_a_merge(store: SqliteStore, tmp_path: Path) -> None:
+    other, made = open_archive(tmp_path / "other.db"), list[str]()
+    store.append(passed(kernel(1).id, a=3.5))
+    other.append(passed(kernel(2).id, a=2.5))
+    assert judged_kernels(store, made) == 1
+    merge(store, other)
+    assert (judged_kernels(store, made), len(made)) == (2, 2)
+
+
+def test_a_reader_keeps_what_it_derived_for_later_ones(tmp_path: Path) -> None:
+    open_archive(tmp_path / "a.db").append(passed(kernel(1).id, a=3.5))
+    made: list[str] = []
+    for _ in range(2):
+        reader = open_archive(tmp_path / "a.db", read_only=True)
+        assert judged_kernels(reader, made) == 1
+        reader.close()
+    assert made == ["softmax"]
+
+
+def test_without_the_right_to_write_what_is_derived_is_made_each_time(tmp_path: Path) -> None:
+    open_archive(tmp_path / "a.db").append(passed(kernel(1).id, a=3.5))
+    reader, made = open_archive(tmp_path / "a.db", read_only=True), list[str]()
+    (tmp_path / "a.db").rename(tmp_path / "b.db")
+    assert [judged_kernels(reader, made) for _ in range(2)] == [1, 1]
+    assert (len(made), (tmp_path / "a.db").exists()) == (2, False)
+
+
+def test_a_damaged_derived_value_is_made_anew(store: SqliteStore) -> None:
+    store.append(passed(kernel(1).id, a=3.5))
+    for damage in ("no JSON", '"no number"', "[]"):
+        judged_kernels(store, [])
+        with store.connection:
+            store.connection.execute("UPDATE derived SET json = ?", [damage])
+        assert judged_kernels(store, []) == 1
+
+
 def test_a_failed_evaluation_keeps_its_log(store: SqliteStore) -> None:
     store.append(failed("k"))
     assert store.find(Evaluation)[0].log == "it is wrong"

@@ -10,7 +10,7 @@ import pytest
 from commandline import evolve
 from records import CPU, GPU, kernel, passed, proposal
 
-from archive.proposals import Budget, Cost, Leg, Run
+from archive.proposals import Budget, Cost, Leg, Proposal, Run
 from archive.records import Evaluation, Outcome
 from archive.sqlite import open_archive
 from evolve.cli import session
@@ -50,6 +50,16 @@ def test_every_run_is_listed_with_what_it_spent(
     for expected in ("softmax", "a model", "evolve", "4", "600", "$0.0400", "0:04", "1.43x"):
         assert expected in line
     assert "dddd4444" in output
+
+
+def test_a_list_that_was_kept_is_listed_the_same_and_follows_later_verdicts(archive: Path, capsys: Capture) -> None:
+    first, second = (json.loads(evolve(capsys, "runs", "softmax", "--json", "--archive", archive)[1]) for _ in range(2))
+    assert first == second
+    (made,) = (one.kernel_id for one in open_archive(archive).find(Proposal, run="aaaa1111")[-1:])
+    open_archive(archive).append(passed(made, GPU, 5000.0, **{ROWS: 10.0}))
+    later = json.loads(evolve(capsys, "runs", "softmax", "--json", "--archive", archive)[1])
+    best = [{one["run"]: one["best_speedup"] for one in found}["aaaa1111"] for found in (first, later)]
+    assert best == [pytest.approx(100 / 70), pytest.approx(10.0)]
 
 
 def test_runs_can_be_limited_to_one_op_and_printed_as_json(archive: Path, capsys: Capture) -> None:

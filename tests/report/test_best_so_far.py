@@ -64,7 +64,7 @@ def test_rises_and_the_largest_ratio_are_those_found_kernel_by_kernel(seed: int)
         assert [best for _, best in found] == pytest.approx([best for _, best in expected])
         ratios = [basis.ratio(timed) or 0.0 for one in ranked for timed in one.measurements]
         assert largest_ratio(ranked, basis) == max(ratios)
-    assert (rises([], [], PYTORCH), largest_ratio([], PYTORCH)) == ([], 0.0)
+    assert (rises([], [], PYTORCH), largest_ratio([], PYTORCH)) == ((), 0.0)
 
 
 def test_without_gpu_times_the_first_kernel_counts_as_one() -> None:

@@ -9,8 +9,9 @@ from records import GPU
 from archive.proposals import Budget
 from evolve.budget import Ended, Spent
 from evolve.report.live import CampaignDisplay, CampaignRow, campaign_table
-from evolve.report.progress import BudgetMeter, Progress, amounts, ending, without_answer
+from evolve.report.progress import BudgetMeter, Progress, ending, without_answer
 from evolve.report.standing import Standing
+from evolve.report.words import amounts
 
 
 def progress(spent: Spent, standing: Standing) -> Progress:
