@@ -1,12 +1,13 @@
 """`evolve export`: write the champions as an installable Python package."""
 
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from archive.records import Evaluation
 from evolve import wiring
@@ -19,6 +20,8 @@ from evolve.report.tables import fitted, plain_table
 from evolve.report.words import complain, console, counted, listed, print_json, short, times, workload_labels
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from evolve.export.package import ExportReport
 
 CALLS_SHOWN = 6  # calls without a kernel
@@ -65,7 +68,7 @@ def export(  # noqa: PLR0913, PLR0917 - one per option
         if elsewhere and len(elsewhere) == len(named or evaluated):
             raise typer.Exit(2)
         chosen = [op for op in named or evaluated if op not in elsewhere]
-        with console(stderr=True).status(f"exporting {counted(len(chosen), 'op')}"):
+        with _progress(f"exporting {counted(len(chosen), 'op')}") as watch:
             loaded = [(trial.load(op), catalog.locate(op)) for op in chosen]
             report = write_package(
                 store,
@@ -74,12 +77,29 @@ def export(  # noqa: PLR0913, PLR0917 - one per option
                 name,
                 trust_merged=trust_merged,
                 pytorch_too=pytorch_too or every,
-                packing=Packing(form, cubins=True),
+                packing=Packing(form, cubins=True, watch=watch),
             )
     if as_json:
         print_json({**asdict(report), "folder": str(report.folder)})
     else:
         _print_report(report, console(), form)
+
+
+@contextmanager
+def _progress(doing: str) -> "Iterator[Callable[[int, int], None]]":
+    """Show what is being done, and how many kernels are compiled once it is told."""
+    words = TextColumn("{task.description}")
+    compiled = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    output = console(stderr=True)
+    hidden = not output.is_terminal
+    with Progress(SpinnerColumn(), words, console=output, transient=True, disable=hidden) as progress:
+        task = progress.add_task(doing, total=None)
+
+        def watch(more: int, of: int) -> None:
+            progress.columns = (words, *compiled)
+            progress.update(task, description=f"{doing}: compiling kernels", total=of, advance=more)
+
+        yield watch
 
 
 def _print_report(report: "ExportReport", output: Console, form: str) -> None:

@@ -1,13 +1,22 @@
 """Export: writes confirmed champions that beat PyTorch as an installable Python package."""
 
+import ctypes
 import hashlib
 import inspect
+import itertools
 import keyword
+import multiprocessing
+import os
 import re
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from archive.binding import bind
@@ -22,14 +31,21 @@ from evolve.export.runtime_copy import NotPortableError
 from evolve.export.template import cubins, manifest
 from evolve.export.template.calls import MissingError
 from evolve.export.template.manifest import ExportedEntry, Shipped, ShippedCubin
-from evolve.export.template.nvrtc import CompileError
+from evolve.export.template.nvrtc import CompileError, nvrtc
 from evolve.export.winners import NoWinnerError
 from evolve.op_on_device import point
 from reference_ops import catalog
 from reference_ops.op import Number, Op
 
 OTHERWISE = "--pytorch-too exports a function that runs PyTorch; times of the emulated device are never exported"
+MOST_COMPILED_HERE = 16  # kernels
+PR_SET_PDEATHSIG = 1
+Image = Callable[[str, str], bytes]  # the cubin of a text for an architecture
+Sources = Mapping[str, tuple[tuple[str, str], ...]]  # by a kernel's id: the texts to compile, with their architectures
 TAKEN_PACKAGES = (*runtime_copy.ROOTS, "torch", "cupy", "numpy", "test", "tests")
+
+
+Watch = Callable[[int, int], None]  # called with how many more kernels are compiled, and of how many
 
 
 @dataclass(frozen=True)
@@ -38,6 +54,7 @@ class Packing:
 
     form: str = formats.FOLDER  # one of formats.FORMATS
     cubins: bool = False
+    watch: Watch = field(default=lambda _more, _of: None)
 
 
 FOLDER = Packing()
@@ -94,41 +111,85 @@ class Compiled:
     missing: str = ""
 
 
-def compiled(
-    op: Op, shipped: Sequence[Shipped], kernels: Mapping[str, Kernel], evaluations: Sequence[Evaluation]
-) -> Compiled:
+def compiled(op: Op, shipped: Sequence[Shipped], sources: Sources, image: Image) -> Compiled:
     """Compile the kernels of an op for every GPU and workload of their measurements."""
     found: list[Shipped] = []
     files: dict[str, bytes] = {}
     missing = ""
     for one in shipped:
         cubins_of_it: dict[str, ShippedCubin] = {}
-        for text, arch in _sources(op, one, kernels[one.id], evaluations):
+        for text, arch in sources.get(one.id, ()):
             key = cubins.key(text, arch)
             try:
-                image = cubins.compiled(text, arch)
+                content = image(text, arch)
             except (MissingError, CompileError) as error:
                 missing = str(error)
                 continue
             file = f"cubins/{op.name}/{arch}-{key[:16]}.cubin"
-            files[file] = image
-            cubins_of_it[key] = ShippedCubin(arch, key, file, hashlib.sha256(image).hexdigest())
+            files[file] = content
+            cubins_of_it[key] = ShippedCubin(arch, key, file, hashlib.sha256(content).hexdigest())
         found.append(replace(one, cubins=tuple(cubins_of_it.values())))
     return Compiled(tuple(found), files, missing)
 
 
 def _sources(
     op: Op, shipped: Shipped, kernel: Kernel, evaluations: Sequence[Evaluation]
-) -> dict[tuple[str, str], None]:
+) -> tuple[tuple[str, str], ...]:
     """Return the texts that are compiled, with their architectures, each once."""
     measured = {(one.device, one.times.workload) for one in shipped.measured}
     devices = {one.device.name: one.device for one in evaluations if one.kernel_id == shipped.id}
-    return {
-        (source(bind(kernel, point(op, workload, device))), device.arch): None
-        for device in devices.values()
-        for workload in op.gpu
-        if (device.name, workload.key) in measured
-    }
+    return tuple(
+        dict.fromkeys(
+            (source(bind(kernel, point(op, workload, device))), device.arch)
+            for device in devices.values()
+            for workload in op.gpu
+            if (device.name, workload.key) in measured
+        )
+    )
+
+
+@contextmanager
+def _compilers(wanted: Iterable[tuple[str, str]], watch: Watch) -> Iterator[Image]:
+    """Begin to compile these texts, for their architectures, in processes of their own, as NVRTC takes no advantage of
+    threads. Yield what returns the cubin of a text, and waits for it.
+
+    What the cache on disk holds is not compiled again. A few texts are compiled here: the processes take as long to
+    start.
+    """
+    new = [one for one in dict.fromkeys(wanted) if cubins.remembered(*one) is None]
+    try:
+        if len(new) > MOST_COMPILED_HERE:
+            nvrtc()
+    except MissingError:
+        new = []
+    if len(new) <= MOST_COMPILED_HERE:
+        yield cubins.compiled
+        return
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([cubins.__name__])
+    pool = ProcessPoolExecutor(len(os.sched_getaffinity(0)), context, _end_with_the_export)
+    try:
+        made = {one: pool.submit(cubins.compiled, *one) for one in new}
+        watch(0, len(new))
+        for future in made.values():
+            future.add_done_callback(lambda _: watch(1, len(new)))
+
+        def image(text: str, arch: str) -> bytes:
+            try:
+                return made[text, arch].result() if (text, arch) in made else cubins.compiled(text, arch)
+            except BrokenProcessPool as error:
+                raise CompileError("a process that compiled kernels was ended, perhaps for want of memory") from error
+
+        yield image
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _end_with_the_export() -> None:
+    """Let Ctrl-C be handled by the export, and let this process end if the export is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -162,21 +223,26 @@ def export(
     form = packing.form
     _check_target(folder, name, form)
     parts: dict[str, _OpFiles] = {}
+    chosen: dict[str, tuple[Op, Path, _Chosen]] = {}
     skipped = []
     for op, path in ops:
-        if op.name in parts:
+        if op.name in chosen:
             skipped.append(SkippedOp(op.name, f"an op of this name is exported already; this one is in {path}"))
             continue
         try:
-            chosen = _chosen(op, store, trust_merged=trust_merged, pytorch_too=pytorch_too)
-            parts[op.name] = _op_files(op, path, chosen, with_cubins=packing.cubins)
-        except NotPortableError as error:
-            skipped.append(SkippedOp(op.name, str(error)))
+            chosen[op.name] = op, path, _chosen(op, store, trust_merged=trust_merged, pytorch_too=pytorch_too)
         except NoWinnerError as error:
             run = (
                 f"run `evolve run {shlex.quote(catalog.loaded_as(op))}` on a machine with an NVIDIA GPU to find kernels"
             )
             skipped.append(SkippedOp(op.name, str(error), f"{error.hint or run}; {OTHERWISE}"))
+    every = [texts for _, _, one in chosen.values() for texts in one.sources.values()] if packing.cubins else []
+    with _compilers(itertools.chain(*every), packing.watch) as image:
+        for op, path, kernels in chosen.values():
+            try:
+                parts[op.name] = _op_files(op, path, kernels, image if packing.cubins else None)
+            except NotPortableError as error:
+                skipped.append(SkippedOp(op.name, str(error)))
     if not parts:
         raise _nothing(skipped)
     if part := formats.replaced(form, name):
@@ -213,7 +279,7 @@ class _Chosen:
     shipped: tuple[Shipped, ...]
     best: winners.Champions
     kernels: Mapping[str, Kernel]
-    evaluations: tuple[Evaluation, ...] = ()
+    sources: Sources = field(default_factory=dict)
 
 
 def _chosen(op: Op, store: Store, *, trust_merged: bool, pytorch_too: bool) -> _Chosen:
@@ -222,16 +288,18 @@ def _chosen(op: Op, store: Store, *, trust_merged: bool, pytorch_too: bool) -> _
         confirmed = winners.confirmed_on_gpus(op, store, kernels, trust_merged=trust_merged)
         rows = winners.rows(op, confirmed, kernels)
         best = winners.champions(rows)
-        return _Chosen(winners.shipped(rows, best, kernels, confirmed), best, kernels, tuple(confirmed))
+        shipped = winners.shipped(rows, best, kernels, confirmed)
+        sources = {one.id: _sources(op, one, kernels[one.id], confirmed) for one in shipped}
+        return _Chosen(shipped, best, kernels, sources)
     except NoWinnerError:
         if not pytorch_too:
             raise
         return _Chosen((), {}, kernels)
 
 
-def _op_files(op: Op, path: Path, chosen: _Chosen, *, with_cubins: bool) -> _OpFiles:
+def _op_files(op: Op, path: Path, chosen: _Chosen, image: Image | None) -> _OpFiles:
     defined, shipped, best = portable(op, path), chosen.shipped, chosen.best
-    made = compiled(op, shipped, chosen.kernels, chosen.evaluations) if with_cubins else Compiled(shipped, {})
+    made = compiled(op, shipped, chosen.sources, image) if image else Compiled(shipped, {})
     module = f"ops/{defined.stem}.py"
     source, imports = runtime_copy.ported(defined.source, f"ops.{defined.stem}")
     entry = ExportedEntry(

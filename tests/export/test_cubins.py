@@ -14,6 +14,7 @@ from gpu_records import H200, archive_of, confirmed, everywhere, ops, simple
 
 from archive.binding import bind
 from evolve.devices.cuda.translation import source
+from evolve.export import package
 from evolve.export.package import ExportReport, Packing, export
 from evolve.export.template import cached, cubins, driver, manifest, nvrtc
 from evolve.export.template.calls import MissingError
@@ -152,17 +153,20 @@ def test_sixteen_processes_compile_at_once(tmp_path: Path) -> None:
     assert entry.suffix == ".cubin"
 
 
-def exported(folder: Path) -> ExportReport:
+WITH_CUBINS = Packing(cubins=True)
+
+
+def exported(folder: Path, packing: Packing = WITH_CUBINS) -> ExportReport:
     store = archive_of(folder, KERNEL, confirmed(KERNEL, everywhere(SOFTMAX, 50.0)))
-    return export(store, ops("softmax"), folder / "out", packing=Packing(cubins=True))
+    return export(store, ops("softmax"), folder / "out", packing=packing)
 
 
 def test_an_export_holds_a_cubin_for_every_measured_size(tmp_path: Path, compiler: Counting) -> None:
     report = exported(tmp_path)
-    package = tmp_path / "out/primitives"
-    (kernel,) = manifest.read(package)["softmax"].kernels
+    folder = tmp_path / "out/primitives"
+    (kernel,) = manifest.read(folder)["softmax"].kernels
     assert report.cubins == len(kernel.cubins) == len(set(compiler.compiled_texts)) > 1
-    held = Cubins(package, {one.key: one for one in kernel.cubins})
+    held = Cubins(folder, {one.key: one for one in kernel.cubins})
     assert next(held.images(TEXT, H200.arch)) == f"cubin of {TEXT}".encode()
     assert {one.arch for one in kernel.cubins} == {H200.arch}
 
@@ -178,11 +182,32 @@ def test_an_export_without_a_compiler_says_why_it_holds_no_cubins(
     assert (report.cubins, report.without_cubins) == (0, "NVRTC is not installed")
 
 
-def test_the_cubins_of_an_export_are_the_compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def _with_nvrtc() -> None:
     try:
         nvrtc.nvrtc()
     except MissingError as error:
         pytest.skip(str(error))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("_with_nvrtc")
+def test_many_kernels_are_compiled_in_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled_here: list[str] = []
+    shown: list[tuple[int, int]] = []
+    monkeypatch.setattr(package, "MOST_COMPILED_HERE", 0)
+    monkeypatch.setattr(nvrtc.Nvrtc, "compiled", lambda _self, text, _arch: compiled_here.append(text))
+    monkeypatch.setenv(cached.VARIABLE, str(tmp_path / "cache"))
+    packing = Packing(cubins=True, watch=lambda *progress: shown.append(progress))
+    first, again = exported(tmp_path, packing), exported(tmp_path)
+    assert first == again
+    assert not compiled_here
+    assert sum(more for more, _ in shown) == first.cubins > 1
+    assert {of for _, of in shown} == {first.cubins}
+
+
+@pytest.mark.usefixtures("_with_nvrtc")
+def test_the_cubins_of_an_export_are_the_compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(cached.VARIABLE, str(tmp_path / "cache"))
     exported(tmp_path)
     (kernel,) = manifest.read(tmp_path / "out/primitives")["softmax"].kernels

@@ -47,10 +47,18 @@ class Cubins:
 
 def compiled(source: str, arch: str) -> bytes:
     """Return the cubin of a source from the cache, into which a new one is put."""
-    version = torch.version.cuda or ""  # NVRTC's own version takes time to ask for, and comes with PyTorch's
-    name = f"{key(source, f'{version} {arch}')}.cubin"
-    found = kept(name)
+    found = remembered(source, arch)
     if found is None:
         found = nvrtc().compiled(source, arch)
-        keep(name, found)
+        keep(_name(source, arch), found)
     return found
+
+
+def remembered(source: str, arch: str) -> bytes | None:
+    """Return the cubin of a source from the cache; None if it is not there."""
+    return kept(_name(source, arch))
+
+
+def _name(source: str, arch: str) -> str:
+    version = torch.version.cuda or ""  # NVRTC's own version takes time to ask for, and comes with PyTorch's
+    return f"{key(source, f'{version} {arch}')}.cubin"
