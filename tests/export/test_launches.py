@@ -26,6 +26,7 @@ from evolve.export.template.free import slots
 from evolve.export.template.launching import Buffers, Ready, Source, Written
 from evolve.op_on_device import point
 from reference_ops import catalog
+from reference_ops.op import Workload
 
 STREAM = 77
 ARGUMENTS: tuple[Value, ...] = (
@@ -218,6 +219,22 @@ def test_a_plan_gives_the_driver_what_a_call_gives(compiler: nvrtc.Nvrtc, fake: 
     alike = [a == b for a, b in zip(called, planned, strict=True)]
     assert [int.from_bytes(one, "little") in own for one in called] == [not same for same in alike]
     assert out.data_ptr().to_bytes(8, "little") in planned
+
+
+def test_a_plan_launches_a_kernel_whose_workspace_is_empty_at_these_sizes(
+    compiler: nvrtc.Nvrtc, fake: FakeDriver
+) -> None:
+    op = catalog.load("affine_grid_backward")
+    kernel = next(one for one in library.shipped(op.name) if one.plan.workspace)
+    workload = Workload("float32", (("batch", 8192), ("h", 4), ("w", 4)), ())
+    bound = bind(kernel, point(op, workload, H200))
+    assert not any(one.elements for one in bound.workspace)
+    ready = Ready(program(bound, compiler, fake), torch.device("cpu", 0), Buffers.of(op, workload, bound), ())
+    grad = torch.empty(op.shape(op.inputs[0], workload))
+    written = Written(op.shape(op.outputs[0], workload), (6, 3, 1), torch.float32, is_wanted=True)
+    out = ready.planned([Source(0, 0, tuple(grad.shape))], [written], {})(grad)
+    ((_, values),) = fake.launched
+    assert [int.from_bytes(one, "little") for one in values[:3]] == [grad.data_ptr(), out.data_ptr(), 0]
 
 
 def test_a_plan_has_arguments_of_its_own_in_each_thread(

@@ -1,8 +1,14 @@
-"""Decisions: which kernel runs for a workload on a device, compiled, or why PyTorch does."""
+"""Decisions: which kernel runs for a workload on a device, compiled, or why PyTorch does.
 
+The measurements of the package decide. With autotuning, the first call for new sizes times the kernels that may run and
+PyTorch, and the cache on disk keeps which was the fastest.
+"""
+
+import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +16,7 @@ from typing import Any
 import torch
 
 from archive.kernel import Kernel
+from evolve.export.template.cached import keep, kept
 from evolve.export.template.calls import MissingError, NoKernelError, check_outputs, parameter_fault, workload_of
 from evolve.export.template.choosing import Choice, Question, choices
 from evolve.export.template.folding import Folds, Shape, as_kernel_reads, folds
@@ -17,13 +24,13 @@ from evolve.export.template.free import free_for_kernel, free_for_sizes
 from evolve.export.template.launching import Launchable, Machine, Tensors
 from evolve.export.template.manifest import ExportedEntry, Measured
 from evolve.export.template.options import current
-from evolve.export.template.tuning import MOST_TIMED, Tuned, name_of, remember, remembered, timed
 from evolve.op_on_device import point
 from reference_ops.op import Number, Op, Workload
 
 # Where a call is made: this decides what a kernel must beat. While a graph is captured, nothing can be timed.
 EAGER, COMPILED, CAPTURED = "eager", "compiled", "captured"
 SHORT_US = 60.0  # above this, no launch takes longer than its kernel
+MOST_TIMED = 8  # kernels, those measured at the nearest sizes first
 
 
 class SlowLaunchError(NoKernelError):
@@ -44,6 +51,23 @@ class Decision:
     is_slow_to_launch: bool = (
         False  # for this reason alone PyTorch runs; a captured graph does not count the host's time
     )
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The fastest kernel at some sizes on a device, and times in microseconds; without a kernel, PyTorch."""
+
+    kernel: str
+    kernel_us: float  # of the fastest kernel
+    pytorch_us: float
+
+    @property
+    def saves_us(self) -> float:
+        return max(0.0, self.pytorch_us - self.kernel_us)
+
+    def __str__(self) -> str:
+        times = f"{self.kernel_us:.1f} us for the fastest kernel and {self.pytorch_us:.1f} us for PyTorch"
+        return f"autotuning measured {times}"
 
 
 class Decider:
@@ -129,8 +153,8 @@ class Decider:
         """
         device, parameters = views[0].device, dict(question.workload.parameters)
         facts = (self.op.name, question.workload, question.options, question.options.is_deterministic)
-        name = name_of(*facts, self.machine.described(device))
-        if (known := remembered(name)) and known.kernel in {"", *self._kernels}:
+        name = _name_of(*facts, self.machine.described(device))
+        if (known := _remembered(name)) and known.kernel in {"", *self._kernels}:
             return known
         if where == CAPTURED:
             return None
@@ -147,10 +171,10 @@ class Decider:
                 raise
         with torch.no_grad():
             device_us = self.machine.device_us
-            fastest = timed(
+            fastest = _timed(
                 kernels, lambda: by_pytorch(self.op, views, parameters), lambda call: device_us(call, device)
             )
-        remember(name, fastest)
+        _remember(name, fastest)
         return fastest
 
     def _prepared(self, choice: Choice, workload: Workload, device: torch.device) -> Launchable | None:
@@ -231,3 +255,32 @@ def by_pytorch(op: Op, inputs: Tensors, parameters: Mapping[str, Number]) -> Ten
 
 def _metas(views: Tensors) -> Tensors:
     return tuple(torch.empty(x.shape, dtype=x.dtype, device="meta") for x in views)
+
+
+def _timed(
+    kernels: Mapping[str, Callable[[], object]],
+    pytorch: Callable[[], object],
+    device_us: Callable[[Callable[[], object]], float],
+) -> Tuned:
+    """Time calls of kernels, by their ids, and PyTorch's."""
+    times = {name: device_us(call) for name, call in kernels.items()}
+    fastest, pytorch_us = min(times, key=times.__getitem__), device_us(pytorch)
+    return Tuned(fastest if times[fastest] < pytorch_us else "", times[fastest], pytorch_us)
+
+
+def _name_of(*facts: object) -> str:
+    """Return the name under which the cache keeps a result that depends on these facts."""
+    return f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.json"
+
+
+def _remembered(name: str) -> Tuned | None:
+    """Return what the cache keeps under a name; None if that is nothing or was damaged."""
+    content = kept(name)
+    try:
+        return None if content is None else Tuned(**json.loads(content))
+    except (ValueError, TypeError):  # of another version
+        return None
+
+
+def _remember(name: str, tuned: Tuned) -> None:
+    keep(name, json.dumps(asdict(tuned)).encode())

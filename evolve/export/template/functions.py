@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
+from torch.utils.dlpack import from_dlpack
 
 from evolve.export.template import choosing
 from evolve.export.template.deciding import Decision
 from evolve.export.template.dispatch import Explanation, Primitive
-from evolve.export.template.dlpack import called, foreign
 from evolve.export.template.folding import as_kernel_reads
 from evolve.export.template.forms import FLOAT32, LOW, NOTHING, Call, Form, Parts, cast, whole
 from evolve.export.template.plans import MOST_PLANS, Key, Made, key_of, planned
@@ -70,8 +70,8 @@ class Function:
         if result is None:
             if torch.compiler.is_compiling():
                 return self.traced(arguments, named)
-            if arguments and foreign(arguments[0]):
-                return called(self, arguments, named)
+            if arguments and _foreign(arguments[0]):
+                return _called_with_arrays(self, arguments, named)
             result = self._attempt(arguments, named)
         return self.form.pytorch(*arguments, **named) if result is ELSEWHERE else result
 
@@ -217,6 +217,35 @@ def _overrides(x: Any) -> bool:
     """Return whether an argument replaces PyTorch's functions, as a subclass or a variable that fx traces."""
     kind = type(x)
     return kind is not Tensor and kind is not Parameter and hasattr(kind, "__torch_function__")
+
+
+def _foreign(value: Any) -> bool:
+    """Return whether an argument is another framework's array."""
+    # A variable that fx traces would claim every attribute; its type has only its own.
+    return not isinstance(value, Tensor) and hasattr(type(value), "__dlpack__")
+
+
+def _called_with_arrays(function: Callable[..., Any], arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+    """Call a function of tensors with arrays of other frameworks, such as CuPy and JAX, and return arrays of the first
+    one's kind. Nothing is copied.
+
+    Both sides wait for each other's current streams, as DLPack says.
+    """
+    back = arguments[0].__array_namespace__().from_dlpack
+    given = [_mapped(value, _foreign, from_dlpack) for value in arguments]
+    named_too = {name: _mapped(value, _foreign, from_dlpack) for name, value in named.items()}
+    with torch.no_grad():
+        found = function(*given, **named_too)
+    return _mapped(found, lambda value: isinstance(value, Tensor), back)
+
+
+def _mapped(value: Any, chosen: Callable[[Any], bool], function: Callable[[Any], Any]) -> Any:
+    if chosen(value):
+        return function(value)
+    if not isinstance(value, tuple | list):
+        return value
+    made = getattr(type(value), "_make", type(value))  # a named tuple takes its values one by one
+    return made([_mapped(one, chosen, function) for one in value])
 
 
 def _constant(function: Callable[..., bool]) -> Callable[..., bool]:

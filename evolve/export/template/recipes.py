@@ -271,19 +271,14 @@ def _matmul(draw: Draw) -> Drawn:
     return call(draw.tensor(*first), b)
 
 
-def _mm(draw: Draw) -> Drawn:
-    m, k, n = (draw.choice(SIZES) for _ in range(3))
-    return call(draw.tensor(m, k), draw.tensor(k, n))
+def _product(first: str, second: str) -> Recipe:
+    """Return products of tensors with these dims, one for each letter."""
 
+    def recipe(draw: Draw) -> Drawn:
+        size = {dim: draw.choice(SIZES if len(first) < 3 else SIZES[:6]) for dim in "bmkn"}
+        return call(*[draw.tensor(*[size[dim] for dim in dims]) for dims in (first, second)])
 
-def _bmm(draw: Draw) -> Drawn:
-    batch, m, k, n = (draw.choice(SIZES[:6]) for _ in range(4))
-    return call(draw.tensor(batch, m, k), draw.tensor(batch, k, n))
-
-
-def _mv(draw: Draw) -> Drawn:
-    m, k = draw.choice(SIZES), draw.choice(SIZES)
-    return call(draw.tensor(m, k), draw.tensor(k))
+    return recipe
 
 
 def _attention(draw: Draw) -> Drawn:
@@ -346,13 +341,8 @@ def _ctc(draw: Draw) -> Drawn:
     log_probs = draw.tensor(time, batch, classes, dtype=torch.float32).log_softmax(-1)
     targets = 1 + draw.integers(classes - 1, batch, length)
     lengths = torch.full((batch,), time), 1 + draw.integers(length, batch)
-    return call(
-        log_probs,
-        targets,
-        *lengths,
-        reduction=draw.choice(["none", "mean", "sum"]),
-        zero_infinity=draw.choice([False, True]),
-    )
+    flags = {"reduction": draw.choice(["none", "mean", "sum"]), "zero_infinity": draw.choice([False, True])}
+    return call(log_probs, targets, *lengths, **flags)
 
 
 RECIPES: dict[str, Recipe] = {
@@ -394,9 +384,9 @@ RECIPES: dict[str, Recipe] = {
     "affine_grid": _affine_grid,
     "linear": _linear,
     "matmul": _matmul,
-    "mm": _mm,
-    "bmm": _bmm,
-    "mv": _mv,
+    "mm": _product("mk", "kn"),
+    "bmm": _product("bmk", "bkn"),
+    "mv": _product("mk", "k"),
     "scaled_dot_product_attention": _attention,
     "embedding": _embedding,
     "index_add": _index_add,
