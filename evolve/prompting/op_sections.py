@@ -113,8 +113,8 @@ def device_section(op: Op, info: DeviceInfo) -> str:
         return (
             f"# The device: {one_line(info.name, MAX_NOTE)} ({info.kind})\n"
             "Kernels run here on an emulator: threads are simulated on a CPU, so no times are shown. "
-            "Of inline PTX it has mma.sync (m16n8k16 in bf16 and f16, m16n8k8 in tf32, sums in f32), ldmatrix and "
-            "cp.async, and nothing else; it has no wmma. The goal is "
+            "Of inline PTX it has mma.sync (m16n8k16 in bf16 and f16, m16n8k8 in tf32, sums in f32), ldmatrix, "
+            "cp.async and ex2.approx, and nothing else; it has no wmma. The goal is "
             f"still a kernel that is good on a GPU such as arch {GPU_GOAL}: coalesced, few barriers, enough blocks.\n"
             f"Limits: {_limits(info)}."
         )

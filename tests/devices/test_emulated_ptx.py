@@ -101,6 +101,18 @@ def test_cp_async_copies_to_shared_memory_and_fills_up_with_zeros(device: Emulat
     assert y.tolist() == [*range(126), 0, 0]
 
 
+@pytest.mark.parametrize(("name", "least"), [("ex2.approx.f32", 2.0**-149), ("ex2.approx.ftz.f32", 0.0)])
+def test_ex2_is_a_power_of_two_and_flushes_subnormal_results_if_asked_to(
+    device: EmulatedDevice, name: str, least: float
+) -> None:
+    x = torch.tensor([0.0, 3.5, -126.0, -149.0, -200.0, -torch.inf, torch.inf, torch.nan] * 4)
+    y = torch.zeros(32)
+    body = f'asm("{name} %0, %1;" : "=f"(y[threadIdx.x]) : "f"(x[threadIdx.x]));'
+    run(device, single(body, "const float* x, float* y"), {"x": x, "y": y})
+    expected = torch.tensor([1.0, 2.0**3.5, 2.0**-126, least, 0.0, 0.0, torch.inf, torch.nan] * 4)
+    torch.testing.assert_close(y, expected, equal_nan=True, atol=0.0, rtol=1e-6)
+
+
 def test_an_asynchronous_copy_to_a_misaligned_address_fails(device: EmulatedDevice) -> None:
     body = f"""__shared__ int tile[64];
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"({AT}(tile + 1)), "l"(x) : "memory");"""

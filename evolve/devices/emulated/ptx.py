@@ -3,7 +3,9 @@
 import re
 from dataclasses import dataclass
 
-KNOWN = "mma.sync (m16n8k16 with .f16 or .bf16, m16n8k8 with .tf32, sums in .f32), ldmatrix and cp.async"
+KNOWN = (
+    "mma.sync (m16n8k16 with .f16 or .bf16, m16n8k8 with .tf32, sums in .f32), ldmatrix, cp.async and ex2.approx(.ftz).f32"
+)
 STATEMENT = re.compile(r"\b(?:asm|__asm__|__asm)\b(?:\s+(?:volatile|__volatile__))?\s*\(")
 LITERAL = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 OPERAND = re.compile(r'\s*"[=+&]*[a-z]"\s*(\(.*\))\s*', re.DOTALL)
@@ -40,6 +42,8 @@ INSTRUCTIONS = (
         "copy_async",
         (3, 4),
     ),
+    EmulatedInstruction(re.compile(r"ex2\.approx\.f32"), "exp2_approx<false>", (2,)),
+    EmulatedInstruction(re.compile(r"ex2\.approx\.ftz\.f32"), "exp2_approx<true>", (2,)),
     EmulatedInstruction(re.compile(r"cp\.async\.(?:commit_group|wait_all|wait_group)"), "waited", (0, 1)),
 )
 

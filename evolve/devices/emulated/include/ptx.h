@@ -92,6 +92,11 @@ template <int N> void ldmatrix_trans(unsigned& a, unsigned& b, unsigned& c, unsi
     load_matrices<N, true>(address, a, b, c, d);
 }
 
+template <bool FLUSHED> void exp2_approx(float& to, float from) {
+    to = exp2f(from);  // of a subnormal number it is 1, flushed or not
+    if (FLUSHED && to < 0x1p-126f) to = 0.0f;
+}
+
 // Copies at once: what reads before it has waited is found on a GPU alone.
 template <class T> void copy_async(unsigned to, const T* from, unsigned bytes, unsigned given) {
     char* place = of_shared(to);
