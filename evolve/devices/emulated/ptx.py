@@ -3,9 +3,7 @@
 import re
 from dataclasses import dataclass
 
-KNOWN = (
-    "mma.sync (m16n8k16 with .f16 or .bf16, m16n8k8 with .tf32, sums in .f32), ldmatrix, cp.async and ex2.approx(.ftz).f32"
-)
+KNOWN = "mma.sync (m16n8k16 with .f16 or .bf16, m16n8k8 with .tf32, sums in .f32), ldmatrix, cp.async and ex2.approx"
 STATEMENT = re.compile(r"\b(?:asm|__asm__|__asm)\b(?:\s+(?:volatile|__volatile__))?\s*\(")
 LITERAL = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 OPERAND = re.compile(r'\s*"[=+&]*[a-z]"\s*(\(.*\))\s*', re.DOTALL)
