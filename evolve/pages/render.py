@@ -1,6 +1,6 @@
 """Rendering: views become HTML through templates that escape everything, and plots are drawn beside them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -50,8 +50,11 @@ class Renderer:
     def overview(self, view: Overview) -> Page:
         drawn = [line for line in view.on_gpus if line.speedups]
         drawn.sort(key=lambda line: -(line.mean or 0.0))
-        return self._page(addresses.OVERVIEW, "Overview", "overview.html", view=view,
-                          gains=self._gains(drawn[:OPS_DRAWN]), left_out=max(0, len(drawn) - OPS_DRAWN))  # fmt: skip
+        apart = models({line.device.name for line in view.on_gpus})
+        return self._page(
+            addresses.OVERVIEW, "Overview", "overview.html", view=view, models=apart,
+            gains=self._gains(drawn[:OPS_DRAWN], apart), left_out=max(0, len(drawn) - OPS_DRAWN),
+        )  # fmt: skip
 
     def op(self, view: OpPage, address: str, roofline: Sequence[RooflinePoint] = (), held: str = "") -> Page:
         """Return an op's page; `held` tells which kernels and runs have a page, if not all have."""
@@ -110,11 +113,10 @@ class Renderer:
         drawn = _templates().get_template(template).render({"link": self.links, "to": addresses, **values})
         return Page(address, title, Markup(drawn))  # noqa: S704 - the templates escape what they are given
 
-    def _gains(self, lines: Sequence[OpLine]) -> Markup:
-        several = len({line.device.key for line in lines}) > 1
+    def _gains(self, lines: Sequence[OpLine], models: Mapping[str, str]) -> Markup:
         rows = [
             (
-                f"{line.op}, {_device(line.device.name)}" if several else line.op,
+                f"{line.op}, {models[line.device.name]}" if len(models) > 1 else line.op,
                 self.links(addresses.op_page(line.op, line.device.key)),
                 [
                     Dot(one.timing.speedup, 0.0, f"{one.workload}: {words.times(one.timing.speedup)}",
@@ -167,6 +169,17 @@ def _ratio_to(basis: Basis) -> str:
 def _device(name: str) -> str:
     """Return the name of a device without its maker, which all GPUs here share."""
     return name.removeprefix("NVIDIA ")
+
+
+def models(names: Iterable[str]) -> dict[str, str]:
+    """Return as many of the first words of each name as tell these devices apart, such as H100."""
+    words_of = {name: _device(name).split() for name in names}
+    most = max(map(len, words_of.values()), default=0)
+    for number in range(1, most):
+        shortened = {name: " ".join(some[:number]) for name, some in words_of.items()}
+        if len(set(shortened.values())) == len(shortened):
+            return shortened
+    return {name: _device(name) for name in words_of}
 
 
 def _dollars(usd: float) -> str:

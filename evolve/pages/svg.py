@@ -16,6 +16,7 @@ NARROW = 4.0  # a logarithmic axis that spans less has evenly spaced ticks
 BAR, GAP, LABEL_WIDTH = 13, 3, 150  # height of a bar, space below it, and space for labels left of the bars
 WORDS_WIDTH = 160  # space right of the longest bar for words such as `12345 µs autotune` in the large type of a phone
 LABEL_LENGTH = 22  # characters
+OP_WIDTH, OP_LENGTH = 195, 30  # of a label with an op and a device
 
 Point = tuple[float, float]
 
@@ -230,7 +231,7 @@ def bars(title: str, groups: Sequence[BarGroup]) -> Markup:
 def ranges(title: str, axis: Axis, rows: Sequence[tuple[str, str, Sequence[Dot]]]) -> Markup:
     """Return a row of dots per label, on one axis with a line at 1; each row is a label, a link and dots."""
     values = [dot.x for _, _, dots in rows for dot in dots] or [1.0]
-    scale = _Scale(*_range([*values, 1.0], axis.log), LABEL_WIDTH, WIDTH - RIGHT, axis.log)
+    scale = _Scale(*_range([*values, 1.0], axis.log), OP_WIDTH, WIDTH - RIGHT, axis.log)
     height = 22 * len(rows)
     drawn = [element("line", x1=scale(1.0), x2=scale(1.0), y1=0, y2=height, class_="mark")]
     for value in _ticks(scale, 4):
@@ -238,7 +239,7 @@ def ranges(title: str, axis: Axis, rows: Sequence[tuple[str, str, Sequence[Dot]]
         drawn.append(element("text", axis.printed(value), x=scale(value), y=height + 16, text_anchor="middle"))
     for index, (label, href, dots) in enumerate(rows):
         y = 22 * index + 11
-        text = element("text", _cut(label, LABEL_LENGTH), x=0, y=y + 4, class_="label")
+        text = element("text", _cut(label, OP_LENGTH), x=0, y=y + 4, class_="label")
         drawn.append(element("a", text, href=href, tabindex="-1") if href else text)
         reach = [scale(dot.x) for dot in dots]
         if reach:

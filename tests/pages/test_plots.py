@@ -4,6 +4,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from evolve.pages.render import models
 from evolve.pages.svg import Axis, Bar, BarGroup, Dot, Line, bars, plot, ranges
 
 X, Y, LOG = Axis("x", "{:g}".format), Axis("y", "{:g}".format), Axis("y", "{:g}".format, log=True)
@@ -43,3 +44,11 @@ def test_text_in_a_plot_is_escaped() -> None:
 def test_thousands_of_dots_are_thinned_out() -> None:
     drawn = plot("title", (X, Y), [], [Dot(n, n, "") for n in range(10_000)])
     assert 1_000 < drawn.count("<circle") <= 1_500
+
+
+def test_devices_are_named_by_as_many_words_as_tell_them_apart() -> None:
+    names = ("NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA H100 PCIe")
+    assert list(models(names[:2]).values()) == ["H100", "H200"]
+    assert list(models(names).values()) == ["H100 80GB", "H200", "H100 PCIe"]
+    assert models(["NVIDIA H100", "NVIDIA H100 PCIe"]) == {"NVIDIA H100": "H100", "NVIDIA H100 PCIe": "H100 PCIe"}
+    assert models(names[:1]) == {"NVIDIA H100 80GB HBM3": "H100"}
