@@ -21,7 +21,8 @@ full = "16 // itemsize(x)"
 elements = "count * segments * seg"
 cps = "ceil_div(seg + min(1, seg % full) * (full - 1), full)"
 total = "segments * cps"
-first_parts = "ceil_div(total * 16, KILOBYTES * 1024)"
+whole = "min(1, max(0, total * 16 - (KILOBYTES + 20) * 1024))"
+first_parts = "max(1, whole * ceil_div(total * 16, KILOBYTES * 1024))"
 threads = "min(THREADS, 32 * ceil_div(ceil_div(total, first_parts), 32 * PACKS))"
 per_sm = "min(32, RESIDENT // threads, 226 * 1024 // (ceil_div(total, first_parts) * 16 + 2048))"
 rounds = "ceil_div(count, max(1, min(count, sms * per_sm // first_parts)))"
@@ -54,7 +55,7 @@ args = ["x", "weight", "bias", "running_mean", "running_var", "out", "new_runnin
 
 constexpr int VEC = 16 / sizeof(x_t), WARPS = threads / 32, SLOTS = (share + threads - 1) / threads;
 constexpr bool ALIGNED = seg % VEC == 0;
-constexpr int UNROLL = ALIGNED ? 4 : 1;
+constexpr int UNROLL = ALIGNED ? 4 : 2;
 extern __shared__ uint4 held[];  // each thread reads only the slots that it fills
 
 union Pack {
@@ -76,6 +77,19 @@ __device__ __forceinline__ Place place(int set, int chunk) {
     if constexpr (ALIGNED) return {from + piece * VEC, 0, VEC};
     const long long first = (from / VEC + piece) * VEC, end = from + seg;
     return {first, int(max(from - first, 0ll)), int(min(max(end - first, 0ll), (long long)VEC))};
+}
+
+// Calls `f` with the number of each value of the set.
+template <class F> __device__ __forceinline__ void each_of(const Place& where, F f) {
+    if (ALIGNED || (where.begin == 0 && where.end == VEC)) {
+#pragma unroll
+        for (int j = 0; j < VEC; ++j) f(j);
+    } else {
+#pragma unroll
+        for (int j = 0; j < VEC; ++j) {
+            if (j >= where.begin && j < where.end) f(j);
+        }
+    }
 }
 
 __device__ __forceinline__ void fetch(uint4* to, const x_t* from) {
@@ -172,18 +186,14 @@ batch_norm_sets(const x_t* __restrict__ x, const float* __restrict__ weight, con
         {
             int values = 0;
             float near = 0.0f, off = 0.0f, spread = 0.0f;
-            const float weight_of_one = 1.0f / (VEC * SLOTS);  // applied before adding: great values do not overflow
+            constexpr float PART = 1.0f / (VEC * SLOTS);  // applied before adding: great values do not overflow
 #pragma unroll UNROLL
             for (int slot = threadIdx.x; slot < own; slot += threads) {
                 Pack some;
                 some.raw = held[slot];
                 const Place where = place(set, first + slot);
                 float few = 0.0f;
-#pragma unroll
-                for (int j = 0; j < VEC; ++j) {
-                    if (!ALIGNED && (j < where.begin || j >= where.end)) continue;
-                    few = fmaf(float(some.at[j]), weight_of_one, few);
-                }
+                each_of(where, [&](int j) { few = fmaf(float(some.at[j]), PART, few); });
                 near += few;
                 values += max(where.end - where.begin, 0);
             }
@@ -194,13 +204,11 @@ batch_norm_sets(const x_t* __restrict__ x, const float* __restrict__ weight, con
                 some.raw = held[slot];
                 const Place where = place(set, first + slot);
                 float few = 0.0f, others = 0.0f;
-#pragma unroll
-                for (int j = 0; j < VEC; ++j) {
-                    if (!ALIGNED && (j < where.begin || j >= where.end)) continue;
+                each_of(where, [&](int j) {
                     const float one = float(some.at[j]) - near;
                     few += one;
                     others = fmaf(one, one, others);
-                }
+                });
                 off += few, spread += others;
             }
             if (values > 0) {  // the thread's sums, round its own mean at first and then round the pivot

@@ -45,9 +45,8 @@ __device__ __forceinline__ unsigned peers_of(unsigned digit) {
     unsigned peers = 0xffffffffu;
 #pragma unroll
     for (int b = 0; b < 8; ++b) {
-        const bool one = digit >> b & 1;
-        const unsigned ones = __ballot_sync(0xffffffffu, one);
-        peers &= one ? ones : ~ones;
+        const int ones = int(digit << 31 - b) >> 31;  // all bits, or none
+        peers &= ~(__ballot_sync(0xffffffffu, ones < 0) ^ unsigned(ones));
     }
     return peers;
 }
