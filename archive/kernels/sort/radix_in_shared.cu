@@ -6,9 +6,9 @@ specialize = ["cols", "threads", "items"]
 require = ["items <= 32"]
 
 [knobs]
-THREADS = [512, 256, 1024, 128]
-ITEMS = [8, 12, 16, 4]
-BLOCKS = [2, 3, 4, 1]
+THREADS = [512, 128, 256, 1024]
+ITEMS = [8, 4, 12, 16]
+BLOCKS = [2, 1, 3, 4]
 
 [let]
 threads = "min(THREADS, 32 * ceil_div(cols, 32 * ITEMS))"

@@ -6,8 +6,8 @@ specialize = ["cols", "tiles", "passes", "rows"]
 
 [knobs]
 THREADS = [512, 256, 384]
-ITEMS = [12, 16, 8]
-BLOCKS = [2, 3, 1]
+ITEMS = [12, 8, 16]
+BLOCKS = [2, 1, 3]
 
 [let]
 passes = "itemsize(x)"
