@@ -185,6 +185,32 @@ def test_an_error_that_rounding_makes_large_is_found_where_pytorch_happens_to_ma
     assert late.median() > 10 * (known.perturbed[0][-1] / known.expected[0][-1]).median()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_where_pytorch_divides_without_an_error_it_makes_one_for_values_nearby(dtype: str) -> None:
+    """The gradient of x / |x| is exactly 0 where only one x is not, and a power of two divides exactly."""
+    op, workload = catalog.load("l2_normalize_backward"), Workload(dtype, (("rows", ROWS), ("cols", 2)))
+    inputs = inputs_at(op, workload, 3, "cpu")
+    inputs["x"].copy_(torch.tensor([0.0, 0.25]))
+    inputs["grad_out"].copy_(torch.tensor([3.0, 5.0]))
+    known = truth(op, workload, "normal", 3, inputs)
+    assert not known.expected[0][:, 1].any()
+    assert not known.pytorch[0][:, 1].any()
+    assert known.repeated_errors[0][:, 1].median() == pytest.approx(UNIT * 5 / 0.25, rel=0.9)
+
+
+@pytest.mark.parametrize("values", ["uniform", "heavy_tail"])
+def test_a_row_divided_by_its_norm_has_right_gradients_in_any_order_of_products(values: str) -> None:
+    op = catalog.load("l2_normalize_backward")
+    for dtype in ("float32", "float16", "bfloat16"):
+        workload = Workload(dtype, (("rows", 50021), ("cols", 2)))
+        inputs = inputs_at(op, workload, 3, "cpu", values)
+        grad_out, x = inputs["grad_out"].float(), inputs["x"].float()
+        scale = 1 / x.square().sum(-1, keepdim=True).sqrt().clamp_min(1e-12)
+        share = (x * grad_out).sum(-1, keepdim=True) * scale * scale
+        found = ((grad_out - x * share) * scale).to(inputs["x"].dtype)
+        assert not truth(op, workload, values, 3, inputs).fault(0, found)
+
+
 def test_only_a_sequence_has_steps() -> None:
     for name, sizes, steps in (("lstm", {"out": 4, "h_n": 1, "c_n": 1}, 4), ("softmax", {"out": 1}, 1)):
         op = catalog.load(name)
