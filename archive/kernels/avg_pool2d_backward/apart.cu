@@ -5,7 +5,7 @@ when = "kernel <= stride and h * w < 1073741824"
 specialize = ["kernel", "stride", "padding", "h", "w", "oh", "ow"]
 
 [knobs]
-PACKS = [4, 2, 1]
+PACKS = [4, 1, 2]
 THREADS = [256, 128, 512]
 
 [let]
