@@ -23,7 +23,8 @@ from evolve.export.template import driver, nvrtc
 from evolve.export.template.calls import MissingError
 from evolve.export.template.driver import Block, Config, DriverError, Program
 from evolve.export.template.free import slots
-from evolve.export.template.launching import Buffers, Ready, Source, Written
+from evolve.export.template.launching import Buffers, Ready
+from evolve.export.template.unrolled import Source, Written
 from evolve.op_on_device import point
 from reference_ops import catalog
 from reference_ops.op import Workload

@@ -20,9 +20,9 @@ from evolve.export.template.calls import ALIGNMENT
 from evolve.export.template.deciding import by_pytorch
 from evolve.export.template.dispatch import Primitive, gradients_of
 from evolve.export.template.free import Slot, slots
-from evolve.export.template.launching import Buffers, Launchable, Machine, Source, Tensors, Written, refusal
+from evolve.export.template.launching import Buffers, Launchable, Machine, Tensors, refusal
 from evolve.export.template.manifest import ExportedEntry, Measured, Shipped
-from evolve.export.template.unrolled import Run
+from evolve.export.template.unrolled import Run, Source, Written
 from reference_ops import catalog
 from reference_ops.op import Number, Op, Workload
 
@@ -69,9 +69,7 @@ class Emulated:
 
     def planned(self, sources: Sequence[Source], outputs: Sequence[Written], parameters: Mapping[str, Number]) -> Run:
         def run(*tensors: torch.Tensor) -> Any:
-            inputs = tuple(_in_place(tensors[one.tensor], one) for one in sources)
-            if any(x.data_ptr() % ALIGNMENT for x in inputs):
-                return None
+            inputs = tuple(_read(tensors[one.tensor], one).view(one.shape) for one in sources)
             self.planned_launches.append(self.bound.kernel.id)
             pairs = zip(self.launch(inputs, parameters), outputs, strict=True)
             found = tuple(_placed(out, wanted) for out, wanted in pairs if wanted.is_wanted)
@@ -80,9 +78,11 @@ class Emulated:
         return run
 
 
-def _in_place(x: torch.Tensor, source: Source) -> torch.Tensor:
-    """Return what lies in a tensor's memory, without a copy."""
+def _read(x: torch.Tensor, source: Source) -> torch.Tensor:
+    """Return what lies in a tensor's memory, without a copy if it is contiguous and aligned."""
     offset = x.storage_offset() + source.offset // x.dtype.itemsize
+    if source.view or (x.data_ptr() + source.offset) % ALIGNMENT:
+        return source.copied(x)
     return x.as_strided(source.shape, torch.empty(source.shape, device="meta").stride(), offset)
 
 

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from evolve.export.template.folding import as_kernel_reads, takes_more_dims
 from evolve.export.template.forms import copied_bytes, copying_us
 from evolve.export.template.gradients import DIVIDE, Differentiable, Gradients, Step
 from evolve.export.template.launching import Gpus, Machine, Tensors
+from evolve.export.template.learning import runnable
 from evolve.export.template.manifest import ExportedEntry
 from evolve.export.template.options import current
-from evolve.export.template.plans import Made, modes_are_plain, planned
+from evolve.export.template.plans import Made, Reading, modes_are_plain
 from evolve.export.template.unrolled import Kinds
 from reference_ops.op import Number, Op
 
@@ -64,18 +66,18 @@ class Primitive:
         outputs: Tensors | None = self._kinds.recall(inputs, parameters)
         if outputs is not None:
             return outputs
-        decision, plan = self.decision(inputs, parameters), None
+        decision, run = self.decision(inputs, parameters), None
         if decision.ready:
             outputs = self.launch(decision, inputs, parameters)
-            with torch.no_grad():
-                reads = tuple(map(as_kernel_reads, inputs, decision.inputs))
-            plan = planned(decision.ready, Made(reads, outputs, outputs, parameters), inputs, self.gradients)
+            reads = tuple(starmap(Reading, zip(inputs, decision.inputs, strict=True)))
+            made = Made(reads, outputs, outputs, parameters)
+            run = runnable(decision.ready, made, inputs, self.gradients)
         else:
             outputs = self.pytorch(inputs, parameters)
             if not decision.is_slow_to_launch:
-                plan = partial(_together, partial(self.pytorch, parameters=dict(parameters)))
-        if plan and modes_are_plain() and not self.machine.capturing(inputs[0].device):
-            self._kinds.remember(inputs, parameters, inputs, plan, self.op.tf32)
+                run = partial(_together, partial(self.pytorch, parameters=dict(parameters)))
+        if run and modes_are_plain() and not self.captures(inputs[0].device):
+            self._kinds.remember(inputs, parameters, inputs, run, self.op.tf32)
         return outputs
 
     @property
@@ -115,6 +117,10 @@ class Primitive:
         if decision.outputs is None:
             return outputs
         return tuple([out.view(shape) for out, shape in zip(outputs, decision.outputs, strict=True)])
+
+    def captures(self, device: torch.device) -> bool:
+        """Return whether a CUDA graph is being captured."""
+        return device.type == self.device_type and self.machine.capturing(device)
 
     def pytorch(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
         """Run PyTorch, as a user would without this package."""
@@ -200,7 +206,8 @@ def gradients_of(
     steps = []
     for name in op.backward:
         if name not in DIVIDE and ops.get(name) is not None:
-            primitive = primitives.get(name) or Primitive(ops[name], NOTHING, Path(), machine)
-            run = primitive.repeated if name in primitives else primitive.pytorch
-            steps.append(Step(ops[name], run, primitive.pytorch))
+            known = primitives.get(name)
+            primitive = known or Primitive(ops[name], NOTHING, Path(), machine)
+            run = known.repeated if known else primitive.pytorch
+            steps.append(Step(ops[name], run, primitive.pytorch, known))
     return Gradients(op, tuple(steps))

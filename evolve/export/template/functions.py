@@ -3,6 +3,7 @@ elsewhere."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -14,9 +15,9 @@ from torch.utils.dlpack import from_dlpack
 from evolve.export.template import choosing
 from evolve.export.template.deciding import Decision
 from evolve.export.template.dispatch import Explanation, Primitive
-from evolve.export.template.folding import as_kernel_reads
 from evolve.export.template.forms import FLOAT32, LOW, NOTHING, Call, Form, Parts, cast, whole
-from evolve.export.template.plans import MOST_PLANS, Key, Made, key_of, planned
+from evolve.export.template.learning import runnable
+from evolve.export.template.plans import MOST_PLANS, Key, Made, Reading, key_of
 from evolve.export.template.registering import Registry
 from evolve.export.template.unrolled import REFUSALS, Kinds, Run
 from reference_ops.op import Op
@@ -32,6 +33,7 @@ class Attempt:
 
     result: Any
     call: Call | None = None
+    place: int = 0  # of the op's call among those that the function's call may be lowered to
     decision: Decision | None = None
     outputs: tuple[Tensor, ...] = ()
     is_whole: bool = True  # not composed of other calls
@@ -58,6 +60,7 @@ class Function:
         self._defined = _constant(lambda name: registry is not None and registry.define(name))
         self.primitives = {name: primitives[name] for name in form.ops if name in primitives}
         self._plans: dict[Key | None, Run] = {}
+        self._decided: dict[Key | None, tuple[int, Decision]] = {}  # of calls that have no plan
         self._kinds = Kinds()
         self.recall = self._kinds.recall  # as `attempt`; returns None for a call of a kind that was not seen before
         self._uses_tf32 = any(one.op.tf32 for one in self.primitives.values())
@@ -88,31 +91,43 @@ class Function:
             result = plan(*tensors)
             if result is not None:
                 return result
-        found = self._attempted(arguments, named)
+        found = self._attempted(arguments, named, self._decided.get(key))
         if plan is None and key is not None and not self._captures(tensors):
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
+                self._decided.clear()
             plan = self._plans[key] = self._planned(tensors, found)
             if plan is not unplanned:
                 self._kinds.remember(arguments, named, tensors, plan, self._uses_tf32)
+            elif found.decision:
+                self._decided[key] = found.place, found.decision
         return found.result
 
-    def _attempted(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Attempt:
+    def _attempted(
+        self, arguments: tuple[Any, ...], named: Mapping[str, Any], decided: tuple[int, Decision] | None = None
+    ) -> Attempt:
+        """Return what becomes of a call; what was `decided` for another one of its key holds for this one."""
         if any(map(_overrides, (*arguments, *named.values()))):
             return Attempt(ELSEWHERE)
         calls = self._lowered(arguments, named)
         if isinstance(calls, str):
             parts = self._parts(arguments, named)
             return Attempt(self._composed(parts) if parts else ELSEWHERE, is_whole=parts is None)
+        if decided:
+            return self._launched(calls, *decided)
         is_slow = False
-        for call in calls:
+        for place, call in enumerate(calls):
             if primitive := self.primitives.get(call.op):
                 decision = primitive.decision(call.views, call.parameters, after_bytes=call.after_bytes)
                 if decision.ready:
-                    outputs = primitive.launch(decision, call.views, call.parameters)
-                    return Attempt(call.finish(outputs), call, decision, outputs)
+                    return self._launched(calls, place, decision)
                 is_slow |= decision.is_slow_to_launch
         return Attempt(ELSEWHERE, is_slow=is_slow)
+
+    def _launched(self, calls: Sequence[Call], place: int, decision: Decision) -> Attempt:
+        call = calls[place]
+        outputs = self.primitives[call.op].launch(decision, call.views, call.parameters)
+        return Attempt(call.finish(outputs), call, place, decision, outputs)
 
     def _planned(self, tensors: Sequence[Tensor], found: Attempt) -> Run:
         """Return the plan of a call that was just made."""
@@ -124,19 +139,17 @@ class Function:
             return unplanned
         if call.changes or not COUNTERS.isdisjoint(call.parameters):
             return unplanned
-        with torch.no_grad():
-            reads = tuple(map(as_kernel_reads, call.views, decision.inputs))
+        reads = tuple(starmap(Reading, zip(call.views, decision.inputs, strict=True)))
         made = Made(reads, found.outputs, found.result, call.parameters)
-        return planned(decision.ready, made, tensors, self.primitives[call.op].gradients) or unplanned
+        return runnable(decision.ready, made, tensors, self.primitives[call.op].gradients) or unplanned
 
     def _pytorch_unless_captured(self, *tensors: Tensor) -> Any:
         return None if self._captures(tensors) else ELSEWHERE
 
     def _captures(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether a CUDA graph is being captured."""
-        machine = next((one.machine for one in self.primitives.values()), None)
-        device = tensors[0].device if tensors else None
-        return bool(machine and device and device.type == machine.device_type and machine.capturing(device))
+        primitive = next(iter(self.primitives.values()), None)
+        return primitive is not None and bool(tensors) and primitive.captures(tensors[0].device)
 
     def _parts(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Parts | None:
         """Return the calls of this function of which a call is composed; None if it cannot be."""

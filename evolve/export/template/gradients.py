@@ -3,17 +3,28 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from reference_ops.op import GRADIENT, Number, Op
+
+if TYPE_CHECKING:
+    from evolve.export.template.deciding import Decision
 
 Tensors = tuple[torch.Tensor, ...]
 # Backward ops whose formula divides by a forward's input or output; autograd's own takes care of zeros.
 DIVIDE = ("cumprod_backward", "l2_norm_backward")
 # Outputs that a backward op may read in place of an input, as PyTorch's does: relu's is positive where its input is.
 INSTEAD = {"relu_backward": {"x": "out"}}
+
+
+class Deciding(Protocol):
+    """What decides whether a kernel runs for the tensors of an op, and launches it."""
+
+    def decision(self, views: Tensors, parameters: Mapping[str, Number]) -> "Decision": ...
+    def launch(self, decision: "Decision", views: Tensors, parameters: Mapping[str, Number]) -> Tensors: ...
+    def captures(self, device: torch.device) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -23,6 +34,7 @@ class Step:
     op: Op
     run: Callable[[Tensors, Mapping[str, Number]], Tensors]
     pytorch: Callable[[Tensors, Mapping[str, Number]], Tensors]
+    deciding: Deciding | None = None  # None: always by PyTorch, or in a graph
 
     @property
     def gives(self) -> frozenset[str]:

@@ -1,5 +1,6 @@
 """Compilation of a bound kernel, and launches on the caller's GPU and stream."""
 
+import itertools
 import math
 import statistics
 import threading
@@ -9,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -18,7 +19,18 @@ from archive.records import DeviceInfo, Outcome
 from evolve.export.template.calls import ALIGNMENT, MissingError, NoKernelError
 from evolve.export.template.free import Slot, slots
 from evolve.export.template.manifest import ShippedCubin
-from evolve.export.template.unrolled import Run, defined, numbered
+from evolve.export.template.unrolled import (
+    Run,
+    Source,
+    Written,
+    aligned,
+    allocator,
+    defined,
+    launches,
+    numbered,
+    on_device,
+    reading,
+)
 from reference_ops.op import Number, Op, TensorSpec, Workload
 from reference_ops.precision import TORCH_DTYPES
 
@@ -27,7 +39,6 @@ if TYPE_CHECKING:
     from evolve.export.template.driver import Program
 
 Tensors = tuple[torch.Tensor, ...]
-Shape = tuple[int, ...]
 APART = 512  # bytes between tensors that share an allocation, as PyTorch's allocator keeps them
 HOST_CALLS, DEVICE_CALLS = 5, 9
 CAPTURING = (
@@ -40,23 +51,6 @@ class KernelError(RuntimeError):
     """The chosen kernel does not compile or load on this machine. PyTorch does not run instead."""
 
 
-class Source(NamedTuple):
-    """Where an input of a kernel lies: in which tensor of a call, how many bytes behind its start, in which shape."""
-
-    tensor: int
-    offset: int
-    shape: Shape
-
-
-class Written(NamedTuple):
-    """How an output is allocated as the caller gets it: contiguous but for the order of its dims."""
-
-    shape: Shape
-    stride: Shape
-    dtype: torch.dtype
-    is_wanted: bool  # or else only a place to which the kernel writes
-
-
 class Launchable(Protocol):
     """A kernel compiled for one workload on one device."""
 
@@ -66,7 +60,7 @@ class Launchable(Protocol):
     def planned(self, sources: Sequence[Source], outputs: Sequence[Written], parameters: Mapping[str, Number]) -> Run:
         """Return a function that enqueues the kernel for a call's tensors.
 
-        It returns the wanted output, or several in a tuple; None if the kernel cannot read at the tensors' addresses.
+        It returns the wanted output, or several in a tuple.
         """
 
 
@@ -190,14 +184,16 @@ class Ready:
             "current": torch._C._cuda_getDevice,  # noqa: SLF001 - the public way takes a microsecond
             "stream": torch._C._cuda_getCurrentRawStream,  # noqa: SLF001 - the public way takes 20 times as long
             "index": self._device.index,
-            "elsewhere": partial(_on_device, self._device),
+            "elsewhere": partial(on_device, self._device),
             "arguments": arguments,
             "pop": spare.pop,
             "append": spare.append,
+            "aligned": partial(aligned, tuple(sources)),
             "enqueue": self._program.call,
             "again": self._program.call_again,
             **{f"f{at}": function for at, function in enumerate(self._program.functions)},
         }
+        values |= {f"copied{at}": one.copied for at, one in enumerate(sources)}
         read = [f"p{at}" for at in range(len(sources))]
         allocations, written = self._allocations(outputs, values)
         addresses = [*read, *written]
@@ -206,10 +202,11 @@ class Ready:
         lines = [
             f"def call({given}):",
             f"    if current() != index:\n            return elsewhere(call, {given})",
-            *[f"    p{at} = t{one.tensor}.data_ptr() + {one.offset}" for at, one in enumerate(sources)],
-            f"    if ({' | '.join(read) or 0}) & {ALIGNMENT - 1}:\n            return None",
+            *itertools.starmap(reading, enumerate(sources)),
+            f"    if ({' | '.join(read) or 0}) & {ALIGNMENT - 1}:",
+            f"        {numbered('p', range(len(sources)))}copies = aligned({given.rpartition('*')[0]})",
             *allocations,
-            *_launches(len(self._program.functions), [addresses[at] for at in self._order]),
+            *launches(len(self._program.functions), [addresses[at] for at in self._order]),
             f"    return b{wanted[0]}" if len(wanted) == 1 else f"    return ({numbered('b', wanted)})",
         ]
         return defined(lines, values)
@@ -219,7 +216,7 @@ class Ready:
 
         What the caller does not get is one allocation.
         """
-        values |= {"empty": _empty(self._device), "byte": torch.uint8}
+        values |= {"empty": allocator(self._device), "byte": torch.uint8}
         lines, addresses, room = [], [], 0
         every: list[Written | Buffer] = [*outputs, *self._workspace]
         for at, one in enumerate(every):
@@ -237,32 +234,6 @@ class Ready:
         if any(address.startswith("rest") for address in addresses):  # a workspace may have no elements at these sizes
             lines += [f"    scratch = empty(({room},), (1,), byte)", "    rest = scratch.data_ptr()"]
         return lines, addresses
-
-
-def _launches(count: int, addresses: Sequence[str]) -> list[str]:
-    """Return the lines that launch so many kernels with these addresses, as `Ready.planned` names what they use."""
-    every = range(count)
-    lines = ["    try:", "        own = pop()", "    except IndexError:", "        own = arguments()"]
-    lines.append(f"    places, {numbered('c', every)}{numbered('r', every)}{numbered('a', every)}= own")
-    lines += [f"    places[{at}] = {address}" for at, address in enumerate(addresses)]
-    lines.append("    on = stream(index)")
-    for at in every:
-        lines += [f"    c{at}.stream = on", f"    if code := enqueue(r{at}, f{at}, a{at}, None):"]
-        lines.append(f"        again(code, r{at}, f{at}, a{at}, index)")
-    return [*lines, "    append(own)"]
-
-
-def _on_device(device: torch.device, call: Run, *tensors: torch.Tensor) -> Any:
-    with torch.cuda.device(device):
-        return call(*tensors)
-
-
-def _empty(device: torch.device) -> Callable[[Shape, Shape, torch.dtype], torch.Tensor]:
-    """Return what allocates a tensor of a shape, strides and a dtype on a device, which is current if it is a GPU."""
-    # Graphs of torch.compile allocate in this way, too: it takes half the time of the public one.
-    if quick := getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None):  # noqa: SLF001
-        return quick  # type: ignore[no-any-return]
-    return lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
 """Plans: a call that was made before is known by its key and amounts to an allocation and launches.
 
 A call's key holds all that a decision depends on: shapes, strides and dtypes of tensors, other arguments by value, and
-the modes of PyTorch and the package. What a kernel reads must lie in a caller's tensor, and what it writes must be the
-result; where copies or further operations are needed, there is no plan.
+the modes of PyTorch and the package. What a kernel reads must lie in a caller's tensor or be a copy of what lies there,
+and what it writes must be the result; where further operations are needed, there is no plan.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,11 +15,8 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from evolve.export.template import options
-from evolve.export.template.folding import folded
-from evolve.export.template.gradients import Gradients
-from evolve.export.template.launching import Launchable, Source, Written
-from evolve.export.template.learning import learned
-from evolve.export.template.unrolled import PLAIN, Run
+from evolve.export.template.launching import Launchable
+from evolve.export.template.unrolled import PLAIN, Run, Shape, Source, View, Written
 from reference_ops.op import Number
 
 MOST_PLANS = 4096
@@ -87,65 +84,82 @@ def _add(values: Sequence[Any], facts: list[Any], tensors: list[Tensor]) -> bool
     return True
 
 
+class Reading(NamedTuple):
+    """An input of a kernel: a view of a tensor of the call, and the shape in which the kernel reads its elements."""
+
+    view: Tensor
+    shape: Shape
+
+
 @dataclass(frozen=True)
 class Made:
     """A call that ran a kernel: what the op's launch got and wrote, and what the caller got."""
 
-    reads: Sequence[Tensor]
+    reads: Sequence[Reading]
     outputs: Sequence[Tensor]
     result: Any
     parameters: Mapping[str, Number]
 
 
-def planned(ready: Launchable, made: Made, tensors: Sequence[Tensor], gradients: Gradients) -> Run | None:
-    """Return what does the same as a call that was made: to allocate what the caller gets, and to enqueue the kernel.
+@dataclass(frozen=True)
+class Plan:
+    """What does the same as a call that was made: it copies what must be, allocates, and enqueues the kernel."""
+
+    run: Run  # returns the wanted outputs
+    sources: tuple[Source, ...]
+    written: tuple[Written, ...]
+    order: tuple[int, ...]  # which of the wanted outputs are the result
+
+    def gathered(self, run: Run, result: Any) -> Run:
+        """Return what makes a result like this one of what is written by this run."""
+        kind: Any = type(result)
+        outputs, order = sum(out.is_wanted for out in self.written), self.order
+        is_tensor = isinstance(result, Tensor)
+        if (is_tensor and outputs == 1) or (kind is tuple and outputs > 1 and order == tuple(range(outputs))):
+            return run
+
+        def gathered(*tensors: Tensor) -> Any:
+            written = run(*tensors)
+            if outputs == 1:
+                return kind((written,))
+            return written[order[0]] if is_tensor else kind([written[at] for at in order])
+
+        return gathered
+
+
+def planned(ready: Launchable, made: Made, tensors: Sequence[Tensor], *, all_wanted: bool = False) -> Plan | None:
+    """Return the plan of a call of these tensors. Without `all_wanted`, only the result is wanted of what is written.
 
     Return None if there is no plan.
     """
-    learns = _gradients() and any(x.requires_grad for x in tensors)
-    read, found = _sources(made, tensors), _written(made, all_wanted=learns)
+    read, found = _sources(made, tensors), _written(made, all_wanted=all_wanted)
     if read is None or found is None:
         return None
     outputs, order = found
-    run: Run | None = ready.planned(read, outputs, made.parameters)
-    if run and learns:
-        pairs = zip(gradients.op.outputs, made.outputs, strict=True)
-        shapes = [folded(tuple(out.shape), len(spec.dims)) for spec, out in pairs]
-        run = learned(run, gradients, made.parameters, read, outputs, shapes, tensors)
     wanted = [at for at, out in enumerate(outputs) if out.is_wanted]
-    return run and _gathered(run, made.result, [wanted.index(at) for at in order], len(wanted))
-
-
-def _gathered(run: Run, result: Any, order: Sequence[int], outputs: int) -> Run:
-    """Return a plan that makes a result like this one of what is written."""
-    kind: Any = type(result)
-    is_tensor = isinstance(result, Tensor)
-    if (is_tensor and outputs == 1) or (kind is tuple and outputs > 1 and list(order) == list(range(outputs))):
-        return run
-
-    def gathered(*tensors: Tensor) -> Any:
-        written = run(*tensors)
-        if written is None:
-            return None
-        if outputs == 1:
-            return kind((written,))
-        return written[order[0]] if is_tensor else kind([written[at] for at in order])
-
-    return gathered
+    run = ready.planned(read, outputs, made.parameters)
+    return Plan(run, read, outputs, tuple([wanted.index(at) for at in order]))
 
 
 def _sources(made: Made, tensors: Sequence[Tensor]) -> tuple[Source, ...] | None:
-    """Return where in a call's tensors a kernel's inputs lie. None if that is not clear, or one was copied."""
+    """Return where in a call's tensors a kernel's inputs lie. None if that is not clear."""
     storages = [x.untyped_storage().data_ptr() for x in tensors]
-    if len(set(storages)) < len(storages):
-        return None
     found = []
-    for x in made.reads:
-        at = x.untyped_storage().data_ptr()
-        if at not in storages:
+    for view, shape in made.reads:
+        storage = view.untyped_storage().data_ptr()
+        places = [at for at, one in enumerate(storages) if one == storage]
+        if len(places) > 1:  # parts of one tensor: the view must be all of one of them
+            whole = [at for at in places if tensors[at].numel() == view.numel()]
+            places = [at for at in whole if tensors[at].data_ptr() == view.data_ptr()]
+        if len(places) != 1 or view.is_neg() or view.dtype != tensors[places[0]].dtype:
             return None
-        index = storages.index(at)
-        found.append(Source(index, x.data_ptr() - tensors[index].data_ptr(), tuple(x.shape)))
+        x = tensors[places[0]]
+        stride, is_whole = (
+            view.stride(),
+            (x.shape, x.stride(), x.data_ptr()) == (view.shape, view.stride(), view.data_ptr()),
+        )
+        copied = None if view.is_contiguous() else View(tuple(view.shape), stride, is_whole)
+        found.append(Source(places[0], view.data_ptr() - x.data_ptr(), tuple(shape), copied))
     return tuple(found)
 
 

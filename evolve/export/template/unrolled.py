@@ -4,10 +4,11 @@ launches its kernels.
 A loop over the tensors of a call would take longer than all that is done with them.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,12 +22,48 @@ Run = Callable[..., Any]
 Recalled = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
 REFUSALS = (TypeError, AttributeError, IndexError, ValueError, RuntimeError, ArithmeticError)
 MOST_SHAPES, MOST_OF_SHAPE = 4096, 4  # kinds that are forgotten are looked up or decided again
+Shape = tuple[int, ...]
 PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype))
 SEVERAL = frozenset((list, tuple, torch.Size))
 
 _deterministic = torch._C._get_deterministic_algorithms  # noqa: SLF001 - the public way is a function of Python
 _dispatch_modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001 - there is no public way to ask
 _tf32 = torch._C._get_cudnn_allow_tf32  # noqa: SLF001 - the public way takes half a microsecond
+
+
+class View(NamedTuple):
+    """A view of a tensor of a call that is copied for a kernel, which reads contiguous elements."""
+
+    shape: Shape
+    stride: Shape
+    is_whole: bool  # whether it is the tensor as it is
+
+
+class Source(NamedTuple):
+    """Where an input of a kernel lies: in which tensor of a call, how many bytes behind its start, in which shape.
+
+    The kernel reads it in place, or a copy of a view that begins there.
+    """
+
+    tensor: int
+    offset: int
+    shape: Shape
+    view: View | None = None
+
+    def copied(self, x: Tensor) -> Tensor:
+        """Return a copy of what lies there, contiguous and aligned."""
+        shape, stride = (self.view.shape, self.view.stride) if self.view else (self.shape, contiguous(self.shape))
+        part = x.as_strided(shape, stride, x.storage_offset() + self.offset // x.element_size())
+        return part.clone(memory_format=torch.contiguous_format)
+
+
+class Written(NamedTuple):
+    """How an output is allocated as the caller gets it: contiguous but for the order of its dims."""
+
+    shape: Shape
+    stride: Shape
+    dtype: torch.dtype
+    is_wanted: bool  # or else only a place to which the kernel writes
 
 
 class Kinds:
@@ -179,3 +216,50 @@ def guards_tell() -> bool:
         except Exception:  # noqa: BLE001 - whatever another version of PyTorch raises; calls then have keys
             return False
     return all(told)
+
+
+def reading(at: int, source: Source) -> str:
+    """Return the line that gets the address at which a kernel reads an input, which is copied first if it must be."""
+    x, view = f"t{source.tensor}", source.view
+    if view is None:
+        return f"    p{at} = {x}.data_ptr() + {source.offset}"
+    return (
+        f"    k{at} = {f'{x}.contiguous()' if view.is_whole else f'copied{at}({x})'}\n        p{at} = k{at}.data_ptr()"
+    )
+
+
+def aligned(sources: Sequence[Source], *tensors: Tensor) -> tuple[Any, ...]:
+    """Return the addresses of copies of all inputs, and the copies, which must live until the launch."""
+    copies = [one.copied(tensors[one.tensor]) for one in sources]
+    return *[x.data_ptr() for x in copies], copies
+
+
+def contiguous(shape: Shape) -> Shape:
+    """Return the strides of a contiguous tensor."""
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+
+
+def launches(count: int, addresses: Sequence[str]) -> list[str]:
+    """Return the lines that launch so many kernels with these addresses, as `Ready.planned` names what they use."""
+    every = range(count)
+    lines = ["    try:", "        own = pop()", "    except IndexError:", "        own = arguments()"]
+    lines.append(f"    places, {numbered('c', every)}{numbered('r', every)}{numbered('a', every)}= own")
+    lines += [f"    places[{at}] = {address}" for at, address in enumerate(addresses)]
+    lines.append("    on = stream(index)")
+    for at in every:
+        lines += [f"    c{at}.stream = on", f"    if code := enqueue(r{at}, f{at}, a{at}, None):"]
+        lines.append(f"        again(code, r{at}, f{at}, a{at}, index)")
+    return [*lines, "    append(own)"]
+
+
+def on_device(device: torch.device, call: Run, *tensors: Tensor) -> Any:
+    with torch.cuda.device(device):
+        return call(*tensors)
+
+
+def allocator(device: torch.device) -> Callable[[Shape, Shape, torch.dtype], Tensor]:
+    """Return what allocates a tensor of a shape, strides and a dtype on a device, which is current if it is a GPU."""
+    # Graphs of torch.compile allocate in this way, too: it takes half the time of the public one.
+    if quick := getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None):  # noqa: SLF001
+        return quick  # type: ignore[no-any-return]
+    return lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype, device=device)
