@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -141,6 +142,11 @@ def _plain(kind: type[tuple[Any, ...]]) -> Callable[[sqlite3.Connection, Iterabl
     return _each(partial(tuple.__new__, kind))
 
 
+def _shared(kind: type[tuple[Any, ...]]) -> Callable[[Row], Any]:
+    """Return what makes named tuples whose kernel ids, their first fields, are the same objects as in other records."""
+    return lambda row: tuple.__new__(kind, (sys.intern(row[0]), *row[1:]))
+
+
 def _each(read: Callable[[Row], Any]) -> Callable[[sqlite3.Connection, Iterable[Row]], Iterator[Any]]:
     return lambda _, found: map(read, found)
 
@@ -180,7 +186,7 @@ SOURCES: dict[type, RecordQuery] = {
         _by("op", "outline", ids=ID_IN, prefix=ID_PREFIX, after="number > ?", oldest=""),
         _each(rows.kernel_summary_in),
     ),
-    KernelId: RecordQuery("SELECT id FROM kernel_summaries", "ORDER BY number", _by("op"), _plain(KernelId)),
+    KernelId: RecordQuery("SELECT id FROM kernel_summaries", "ORDER BY number", _by("op"), _each(_shared(KernelId))),
     Proposal: RecordQuery(
         """SELECT p.id, p.op, operator, proposer, parents, run, reply, failure, created, call, kernel_id, k.text,
                   prompt_tokens, completion_tokens, seconds, cached_tokens, reasoning_tokens, usd
@@ -216,7 +222,7 @@ SOURCES: dict[type, RecordQuery] = {
     ),
     Judged: RecordQuery(
         "SELECT kernel_id, created FROM evaluation_summaries", "ORDER BY created, number",
-        _by("device", op=IN_ORDER), _plain(Judged),
+        _by("device", op=IN_ORDER), _each(_shared(Judged)),
     ),
     AskedQuestion: RecordQuery(
         """SELECT q.proposal_id, q.op, q.model, q.endpoint, q.parameters, q.messages

@@ -16,7 +16,7 @@ from archive.proposals import Budget, Proposal
 from archive.records import DeviceInfo, Evaluation
 from archive.sqlite import SqliteStore, open_archive
 from archive.store import Store
-from archive.summaries import EvaluationSummary, KernelSummary
+from archive.summaries import EvaluationSummary, Judged, KernelId
 from evolve import budget
 from evolve.budget import Ended, Spent
 from evolve.engines.messages import RIGHT
@@ -115,9 +115,8 @@ class Watcher:
         self._only_run = only_run
         self._op, self._device, self._path, self._phases = op, device, store.path, phases
         self._lock, self._seen_store = threading.Lock(), seen or store  # read only by the thread that takes events
-        self._known = {kernel.id for kernel in self._seen_store.find(KernelSummary, op)}
-        judged = self._seen_store.find(EvaluationSummary, op, device=device.key, in_force=True)
-        self._judged = {verdict.kernel_id for verdict in judged}
+        self._known = {kernel.id for kernel in self._seen_store.find(KernelId, op)}
+        self._judged = {verdict.kernel_id for verdict in self._seen_store.find(Judged, op, device=device.key)}
         self._proposed: dict[str, Proposal] = {}  # in this run, by kernel id
         self._failures: deque[str] = deque(maxlen=FAILURES_KEPT)
         self._unread: list[str] = []

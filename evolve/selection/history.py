@@ -1,13 +1,16 @@
-"""The history of an op on a device: the outcome of each earlier proposal, updated as records arrive."""
+"""The history of an op on a device, updated as records arrive: the outcome of each proposal, and the settings tried."""
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from archive.kernel import Kernel
+from archive.store import Store
 from archive.summaries import EvaluationSummary, ProposalSummary, Timing
-from evolve.request import Trial
+from evolve.request import Trial, Tried
 
+READ_AT_ONCE = 2_000  # kernels whose texts are in memory at the same time
 MOST_STEPS = 1000  # verdicts that can be taken back because one on an earlier evaluation arrives late
 
 
@@ -119,6 +122,56 @@ class History:
             gain = sum(logs.values()) / max(len(self._best), 1)
             trial = Trial(proposal.operator, proposal.proposer, proposal.cost, passed, gain)
             self._trials[proposal.id] = self._alike.setdefault(trial, trial)
+
+
+class TriedKernels:
+    """The kernels that have a verdict, with the settings of their knobs, but without their texts."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._settings: dict[str, Mapping[str, int]] = {}  # by kernel id; equal ones are one object
+        self._distinct: dict[tuple[tuple[str, int], ...], Mapping[str, int]] = {}
+        self._found: list[Tried] | None = None  # oldest first
+
+    def oldest_first(
+        self, families: Mapping[str, str], told: Callable[[str], EvaluationSummary | None]
+    ) -> Sequence[Tried]:
+        """Return these kernels, by their families, for which `told` knows what to tell of them."""
+        if self._found is None:
+            known = [found for kernel_id in families if (found := told(kernel_id))]
+            known.sort(key=lambda verdict: (verdict.created, verdict.number))
+            self._read_settings(verdict.kernel_id for verdict in known)
+            self._found = [self._tried(verdict, families[verdict.kernel_id]) for verdict in known]
+        return tuple(self._found)
+
+    def add(
+        self,
+        verdict: EvaluationSummary,
+        family: str,
+        told: Callable[[EvaluationSummary], EvaluationSummary | None],
+    ) -> None:
+        """Add what `told` tells of a verdict, if the kernels have been read before."""
+        if self._found is None or not (found := told(verdict)):
+            return
+        if self._found and self._found[-1].evaluation.created > found.created:
+            self.forget()
+        else:
+            self._read_settings([verdict.kernel_id])
+            self._found.append(self._tried(found, family))
+
+    def forget(self) -> None:
+        """Read the kernels again the next time; their settings are kept."""
+        self._found = None
+
+    def _tried(self, verdict: EvaluationSummary, family: str) -> Tried:
+        return Tried(verdict.kernel_id, family, self._settings[verdict.kernel_id], verdict)
+
+    def _read_settings(self, ids: Iterable[str]) -> None:
+        missing = [kernel_id for kernel_id in ids if kernel_id not in self._settings]
+        for start in range(0, len(missing), READ_AT_ONCE):
+            for kernel in self._store.find(Kernel, ids=missing[start : start + READ_AT_ONCE]):
+                settings = kernel.settings
+                self._settings[kernel.id] = self._distinct.setdefault(tuple(settings.items()), settings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,5 @@
 """The part of an archive that a run uses: which kernels count, and which do not."""
 
-import sys
 from dataclasses import dataclass
 
 from archive.records import SHIPPED, DeviceInfo, kind_in
@@ -43,4 +42,4 @@ def judged_on_gpus(store: Store, op: str, device: DeviceInfo) -> frozenset[str]:
     if policy_of(device.kind).times_are_gpu_times:
         return frozenset()
     keys = [key for key in store.count(EvaluationSummary, "device", op) if policy_of(kind_in(key)).times_are_gpu_times]
-    return frozenset(sys.intern(kernel_id) for key in keys for kernel_id, _ in store.find(Judged, op, device=key))
+    return frozenset(kernel_id for key in keys for kernel_id, _ in store.find(Judged, op, device=key))

@@ -13,7 +13,7 @@ from evolve.devices.choose import policy_of
 from evolve.request import Candidate, Tried
 from evolve.selection import population
 from evolve.selection.duplicates import oldest_by_code
-from evolve.selection.history import History
+from evolve.selection.history import History, TriedKernels
 from evolve.selection.lessons import Lessons, shortened
 from evolve.selection.population import Champion, Ranking
 from evolve.selection.scope import EVERYTHING, Scope, judged_on_gpus
@@ -43,14 +43,12 @@ class OpView:
         self._repairs: list[ProposalSummary] = []
         self._read = [0, 0, 0]  # row numbers of the last kernel, proposal and evaluation read
         self._kernels: dict[str, Kernel] = {}
-        self._settings: dict[str, Mapping[str, int]] = {}  # of kernels that were tried; equal ones are one object
-        self._distinct: dict[tuple[tuple[str, int], ...], Mapping[str, int]] = {}
         self._evaluations: dict[str, Evaluation] = {}
         self._contenders: dict[str, EvaluationSummary] | None = None  # verdicts of the champions and their rivals
         self._newest: dict[str, EvaluationSummary] = {}  # the newest verdict for each set of timed workloads
         self._ranking: Ranking[EvaluationSummary] | None = None  # ranks kernels that count
         self._alive: tuple[EvaluationSummary, ...] | None = None
-        self._tried: list[Tried] | None = None
+        self._tried = TriedKernels(store)
         self._past: tuple[History, Lessons] | None = None
         self._elsewhere: tuple[Mapping[str, int], frozenset[str]] = (
             {},
@@ -244,24 +242,7 @@ class OpView:
         A duplicate gets the outcome and the times of the kernel that it repeats, and is left out if that is unknown.
         """
         self._refresh()
-        if self._tried is None:
-            told = [found for kernel_id in self._families if (found := self._told_of(kernel_id))]
-            told.sort(key=lambda verdict: (verdict.created, verdict.number))
-            self._read_settings(verdict.kernel_id for verdict in told)
-            self._tried = [self._tried_one(verdict) for verdict in told]
-        return tuple(self._tried)
-
-    def _tried_one(self, verdict: EvaluationSummary) -> Tried:
-        kernel_id = verdict.kernel_id
-        return Tried(kernel_id, self._families[kernel_id], self._settings[kernel_id], verdict)
-
-    def _read_settings(self, ids: Iterable[str]) -> None:
-        """Read the knobs of these kernels, and keep no texts."""
-        missing = [kernel_id for kernel_id in ids if kernel_id not in self._settings]
-        for start in range(0, len(missing), READ_AT_ONCE):
-            for kernel in self.store.find(Kernel, ids=missing[start : start + READ_AT_ONCE]):
-                settings = kernel.settings
-                self._settings[kernel.id] = self._distinct.setdefault(tuple(settings.items()), settings)
+        return self._tried.oldest_first(self._families, self._told_of)
 
     # Kernels that a duplicate may repeat.
 
@@ -359,7 +340,8 @@ class OpView:
             if kernel_id in self._judged:
                 late, self._contenders, self._ranking = True, None, None
         if late:
-            self._past = self._tried = None
+            self._past = None
+            self._tried.forget()
         else:
             self._unheard.append(proposal)
 
@@ -371,7 +353,8 @@ class OpView:
         self._waiting.pop(verdict.kernel_id, None)
         self._alive = None
         if held or not self._note_code(verdict):
-            self._past = self._tried = self._by_code = None
+            self._past = self._by_code = None
+            self._tried.forget()
         if held:
             self._ranking = None
         elif self._ranking is not None and verdict.kernel_id in self._families:
@@ -382,7 +365,7 @@ class OpView:
             self._contenders[verdict.kernel_id] = verdict
         if verdict.kernel_id in self._families:
             self._unheard.append(verdict)
-            self._tell(verdict)
+            self._tried.add(verdict, self._families[verdict.kernel_id], self._told)
 
     def _codes(self) -> dict[str, EvaluationSummary]:
         if self._by_code is None:
@@ -394,15 +377,6 @@ class OpView:
         if self._by_code is None or not verdict.code or verdict.outcome is Outcome.DUPLICATE:
             return True
         return self._by_code.setdefault(verdict.code, verdict).created <= verdict.created
-
-    def _tell(self, verdict: EvaluationSummary) -> None:
-        """Add a verdict to the kernels tried, if these have been read before."""
-        if self._tried is not None and (told := self._told(verdict)):
-            if self._tried and self._tried[-1].evaluation.created > verdict.created:
-                self._tried = None
-            else:
-                self._read_settings([verdict.kernel_id])
-                self._tried.append(self._tried_one(told))
 
     def _told(self, verdict: EvaluationSummary) -> EvaluationSummary | None:
         """Return the verdict. A duplicate gets the outcome and times of its original; None if that is unknown."""
