@@ -66,10 +66,10 @@ def conv2d(
         return UNEQUAL
     if input.dim() != 4 or weight.dim() != 4:
         return NOT_A_BATCH
-    if has_channels_last(input, weight):
-        return CHANNELS_LAST
     stride, padding, dilation = steps
     at = {"stride": stride, "padding": padding}
+    if has_channels_last(input, weight):
+        return _conv2d_channels_last(input, weight, bias, at) if groups == 1 and dilation == 1 else CHANNELS_LAST
     channels, filters = input.shape[1], weight.shape[0]
     if groups == 1 and bias is None and dilation == 1:
         calls = [Call("conv2d", (input, weight), at, first)]
@@ -84,6 +84,24 @@ def conv2d(
     if bias is None and dilation == 1:
         return Call("grouped_conv2d", (input, weight), {**at, "groups": groups}, first)
     return "no kernel takes this bias with these groups and dilation"
+
+
+def _conv2d_channels_last(x: Tensor, weight: Tensor, bias: Tensor | None, at: dict[str, int]) -> Call:
+    """Return the call of the op for images whose channels lie last in memory, where they do in its result as well."""
+
+    def finish(outputs: tuple[Tensor, ...]) -> Tensor:
+        out = outputs[0].permute(0, 3, 1, 2)
+        return out if bias is None else out + bias.view(-1, 1, 1)
+
+    views = tuple(one.permute(0, 2, 3, 1) for one in (x, weight))
+    if bias is None:
+        return Call("conv2d_channels_last", views, at, finish)
+    places = [
+        (size + 2 * at["padding"] - taps) // at["stride"] + 1
+        for size, taps in zip(x.shape[2:], weight.shape[2:], strict=True)
+    ]
+    added_to = x.shape[0] * weight.shape[0] * places[0] * places[1] * x.element_size()
+    return Call("conv2d_channels_last", views, at, finish, added_to)
 
 
 def conv3d(
@@ -265,7 +283,10 @@ def _named(rank: int, name: str, lower: Callable[..., Lowered], result: str = "T
 
 
 RANKS = (1, 2, 3)
-OF_CONV2D = ("conv2d", "conv2d_pointwise", "conv2d_bias", "dilated_conv2d", "depthwise_conv2d", "grouped_conv2d")
+OF_CONV2D = (
+    *("conv2d", "conv2d_pointwise", "conv2d_bias", "dilated_conv2d", "depthwise_conv2d", "grouped_conv2d"),
+    "conv2d_channels_last",
+)
 FORMS = (
     Form("conv1d", ("conv1d",), conv1d, functional.conv1d, LOW, (torch.conv1d,)),
     Form("conv2d", OF_CONV2D, conv2d, functional.conv2d, LOW, (torch.conv2d,)),

@@ -187,11 +187,12 @@ def _cross_entropy(draw: Draw) -> Drawn:
 def _conv(rank: int) -> Recipe:
     def recipe(draw: Draw) -> Drawn:
         groups = draw.choice([1, 1, 1, 2]) if rank == 2 else 1
-        channels, filters = groups * draw.choice([1, 3]), groups * draw.choice([1, 4])
-        taps = draw.choice([1, 3])
+        channels, filters, taps = groups * draw.choice([1, 3]), groups * draw.choice([1, 4]), draw.choice([1, 3])
         x = draw.tensor(draw.choice([1, 3]), channels, *(draw.choice([5, 8]) for _ in range(rank)))
         weight = draw.tensor(filters, channels // groups, *[taps] * rank)
         bias = draw.choice([None, draw.tensor(filters)])
+        if rank == 2 and draw.choice([True, False, False]):
+            x, weight = (one.contiguous(memory_format=torch.channels_last) for one in (x, weight))
         return call(x, weight, bias, draw.choice([1, 2]), draw.choice([0, 1]), draw.choice([1, 1, 2]), groups)
 
     return recipe
