@@ -1,7 +1,7 @@
 /*---
 op = "embedding_backward"
 note = "for few tokens: a block per multiprocessor owns every so many-th row and looks through all indices at once, each warp its own stretch; by counts per warp and row the tokens of its rows are listed in one order in shared memory, warps add equal stretches of the list, whatever rows they are of, and what several warps have of a row meets in shared memory; one launch, no atomics"
-when = "tokens <= 24576 and vocab <= 8192 and dim <= 1280"
+when = "tokens <= 24576 and vocab <= 8192 and dim <= 2048"
 specialize = ["dim", "pieces", "parts", "groups", "own_rows", "turns", "together", "tokens", "vocab"]
 require = ["turns <= 16"]
 
