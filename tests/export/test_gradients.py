@@ -1,12 +1,18 @@
-"""What a forward keeps for its backward, and gradients of gradients from that."""
+"""What a forward keeps for its backward, gradients of gradients, and the ways in which PyTorch calls a backward."""
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+from emulated_machine import EmulatedMachine, primitives
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
+from evolve.export.families import forms
 from evolve.export.template.dispatch import gradients_of
+from evolve.export.template.functions import Function
 from evolve.export.template.gradients import Differentiable, Gradients
 from reference_ops import catalog
 from reference_ops.inputs import inputs_at
@@ -93,3 +99,46 @@ def test_an_input_may_be_overwritten_that_the_backward_does_not_read(name: str) 
     (found,) = torch.autograd.grad(out.square().sum(), x)
     (expected,) = torch.autograd.grad(outputs(op, workload, (x,))[0].square().sum(), x)
     torch.testing.assert_close(found, expected)
+
+
+@pytest.fixture
+def softmax(tmp_path: Path) -> Function:
+    form = next(form for form in forms() if form.name == "softmax")
+    return Function(form, primitives(["softmax", "softmax_backward"], tmp_path, EmulatedMachine(by_reference=True)))
+
+
+def test_a_checkpoint_computes_again_what_a_backward_reads(softmax: Function) -> None:
+    x, grad = torch.randn(4, 8, requires_grad=True), torch.randn(4, 8)
+    (expected,) = torch.autograd.grad(torch.softmax(x, -1), x, grad)
+    for _ in range(3):
+        out = checkpoint(lambda given: softmax(given, -1), x, use_reentrant=False)
+        torch.testing.assert_close(torch.autograd.grad(out, x, grad), (expected,))
+
+
+def test_gradients_come_in_batches_as_with_pytorch(softmax: Function) -> None:
+    x, grads = torch.randn(4, 8, requires_grad=True), torch.randn(3, 4, 8)
+    (expected,) = torch.autograd.grad(torch.softmax(x, -1), x, grads, is_grads_batched=True)
+    for _ in range(3):
+        got = torch.autograd.grad(softmax(x, -1), x, grads, is_grads_batched=True)
+        torch.testing.assert_close(got, (expected,))
+        one = torch.autograd.grad(softmax(x, -1), x, grads[0])
+        torch.testing.assert_close(one, (expected[0],))
+
+
+def test_tensors_that_a_hook_moves_are_moved_back_for_a_backward(softmax: Function) -> None:
+    x, grad = torch.randn(4, 8, requires_grad=True), torch.randn(4, 8)
+    (expected,) = torch.autograd.grad(torch.softmax(x, -1), x, grad)
+    for _ in range(3):
+        with torch.autograd.graph.saved_tensors_hooks(lambda kept: kept.double(), lambda kept: kept.float()):
+            out = softmax(x, -1)
+        torch.testing.assert_close(torch.autograd.grad(out, x, grad), (expected,))
+
+
+def test_a_backward_under_a_mode_is_not_remembered_for_others(softmax: Function) -> None:
+    x, grad = torch.randn(4, 8, requires_grad=True), torch.randn(4, 8)
+    (expected,) = torch.autograd.grad(torch.softmax(x, -1), x, grad)
+    softmax(x, -1)
+    out = softmax(x, -1)
+    with FlopCounterMode(display=False):
+        torch.testing.assert_close(torch.autograd.grad(out, x, grad, retain_graph=True), (expected,))
+    torch.testing.assert_close(torch.autograd.grad(out, x, grad), (expected,))

@@ -184,6 +184,11 @@ def test_a_pinned_kernel_runs_although_another_is_faster_or_pytorch_is() -> None
     assert choose({LONG: [measured(4096, 20.0)]}, asked, pytorch_wins=[measured(256, 120.0)]).shipped.id == LONG.id
 
 
+def test_a_pinned_kernel_that_the_package_lacks_is_named() -> None:
+    with pytest.raises(NoKernelError, match="pin softmax to abc, which the package does not have"):
+        choose({SHORT: [measured(256, 20.0)]}, asked_with(pin=(("softmax", "abc"),)))
+
+
 def test_an_op_pinned_to_pytorch_has_no_kernel() -> None:
     with pytest.raises(NoKernelError, match="the options pin softmax to PyTorch"):
         choose({SHORT: [measured(256, 20.0)]}, asked_with(pin=(("softmax", "pytorch"),)))

@@ -183,12 +183,15 @@ def test_a_function_is_found_while_a_graph_is_traced(package: ModuleType) -> Non
     torch.testing.assert_close(compiled(torch.ones(3, 5)), torch.full((3, 5), 0.2))
 
 
-def test_a_changed_manifest_is_an_error(tmp_path: Path) -> None:
+def test_a_changed_or_missing_manifest_is_an_error(tmp_path: Path) -> None:
     exported(tmp_path, "softmax", package="primitives_resigned")
     file = tmp_path / "out/primitives_resigned/manifest.json"
     file.write_text(file.read_text().replace('"deterministic": true', '"deterministic": false'))
     with pytest.raises(RuntimeError, match=r"manifest.json was changed after the export"):
         print(imported(tmp_path / "out", "primitives_resigned").softmax)
+    file.unlink()
+    with pytest.raises(RuntimeError, match=r"manifest.json is missing; install the package again"):
+        imported(tmp_path / "out", "primitives_resigned").softmax(torch.ones(2, 2), -1)
 
 
 def test_the_package_installs_with_all_its_files(folder: Path, tmp_path: Path) -> None:

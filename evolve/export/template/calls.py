@@ -53,10 +53,19 @@ def _inputs(inputs: Sequence[torch.Tensor], device_type: str) -> str:
                 return f"the inputs are on the {device.type.upper()}"
         elif x.device != device:
             return "the inputs are on different devices"
-        if x.layout is not torch.strided or x.is_nested:
-            return "an input is sparse or nested"
-        if torch._C._functorch.is_functorch_wrapped_tensor(x):  # noqa: SLF001 - there is no public way to ask
-            return "an input comes from a transform of torch.func that has ended"
+        if reason := _special(x):
+            return reason
+    return ""
+
+
+def _special(x: torch.Tensor) -> str:
+    """Return why a tensor that looks plain has no memory of its own; empty if it has."""
+    if x.layout is not torch.strided or x.is_nested:
+        return "an input is sparse or nested"
+    if torch._C._functorch.is_functorch_wrapped_tensor(x):  # noqa: SLF001 - there is no public way to ask
+        return "an input comes from a transform of torch.func that has ended"
+    if torch._C._functorch.is_legacy_batchedtensor(x):  # noqa: SLF001 - there is no public way to ask
+        return "an input is a batch of gradients, as torch.autograd.grad makes them with is_grads_batched"
     return ""
 
 

@@ -58,6 +58,9 @@ def choices(entry: ExportedEntry, kernels: Mapping[str, Kernel], question: Quest
     """
     if refusal := question.options.refusal(question.op):
         raise NoKernelError(refusal)
+    pinned = question.options.pinned(question.op)
+    if pinned and pinned not in kernels:
+        raise NoKernelError(f"the options pin {question.op} to {pinned}, which the package does not have")
     free, faster = question.is_free, "torch.compile" if question.compiled else "PyTorch"
     refusals: list[str] = []
     tried: set[str] = set()

@@ -4,6 +4,7 @@ written out as well when it was made once."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from evolve.export.template.folding import folded
 from evolve.export.template.gradients import Deciding, Gradients, Known, Step
 from evolve.export.template.launching import Launchable
-from evolve.export.template.plans import Made, Plan, Reading, planned
+from evolve.export.template.plans import Made, Plan, Reading, modes_are_plain, planned
 from evolve.export.template.unrolled import Kinds, Run, Shape, Source, defined, numbered
 from reference_ops.op import GRADIENT, Number
 
@@ -72,26 +73,26 @@ class Learning:
     kinds: Mapping[str, tuple[Shape, torch.dtype]]  # of these, as the op's backward takes them
     kinds_of_backward: Kinds = field(default_factory=Kinds)
 
-    def backward(self, ctx: Any, grads: tuple[Gradient, ...]) -> tuple[Gradient, ...]:
-        """Return the gradients to a call's tensors."""
-        needs, op = ctx.needs_input_grad, self.gradients.op
+    def backward(
+        self, needs: tuple[bool, ...], saved: tuple[Tensor, ...], grads: tuple[Gradient, ...]
+    ) -> tuple[Gradient, ...]:
+        """Return the gradients to those of a call's tensors that need one."""
+        op = self.gradients.op
         places = {spec.name: one.tensor for spec, one in zip(op.inputs, self.sources, strict=True)}
         asked = {name: place for name, place in places.items() if needs[place]}
         steps = [step for step in self.gradients.steps if step.gives & asked.keys()]
         names = (*self.gradients.kept, *[GRADIENT + spec.name for spec in op.outputs])
-        every = {name: x for name, x in zip(names, (*ctx.saved_tensors, *grads), strict=True) if x is not None}
+        every = {name: x for name, x in zip(names, (*saved, *grads), strict=True) if x is not None}
         if torch.is_grad_enabled() or not all(name in every for step in steps for name in step.reads):
-            return self._by_names(ctx, grads)
+            return self._by_names(needs, saved, grads)
         found: list[Gradient] = [None] * len(needs)
         made = [self._stepped(step, every, asked) for step in steps]
         for one in made:
             for place, gradient in zip(one.places, one.gradients, strict=True):
                 found[place] = gradient
-        if all(one.run for one in made):
+        if all(one.run for one in made) and modes_are_plain() and not any(map(_captures, steps, repeat(grads))):
             run, uses_tf32 = _together(made, len(found)), any(step.op.tf32 for step in steps)
-            self.kinds_of_backward.remember(
-                (*ctx.saved_tensors, *grads), NOTHING, tuple(every.values()), run, uses_tf32
-            )
+            self.kinds_of_backward.remember((*saved, *grads), NOTHING, tuple(every.values()), run, uses_tf32)
         return tuple(found)
 
     def _stepped(self, step: Step, known: Mapping[str, Tensor], asked: Mapping[str, int]) -> "Stepped":
@@ -118,15 +119,17 @@ class Learning:
         plan = planned(decision.ready, Made(reads, written, found, values), every)
         return Stepped(found, places, plan.gathered(plan.run, found) if plan else None)
 
-    def _by_names(self, ctx: Any, grads: tuple[Gradient, ...]) -> tuple[Gradient, ...]:
+    def _by_names(
+        self, needs: tuple[bool, ...], saved: tuple[Tensor, ...], grads: tuple[Gradient, ...]
+    ) -> tuple[Gradient, ...]:
         """Return the gradients whether or not they can be differentiated again, and where some are missing."""
-        gradients, needs = self.gradients, ctx.needs_input_grad
+        gradients = self.gradients
         found: list[Gradient] = [None] * len(needs)
         if all(grad is None for grad in grads):
             return tuple(found)
         pairs = zip(gradients.op.outputs, grads, strict=True)
         given = {spec.name: None if grad is None else self._flattened(spec.name, grad) for spec, grad in pairs}
-        kept = {name: self._flattened(name, x) for name, x in zip(gradients.kept, ctx.saved_tensors, strict=True)}
+        kept = {name: self._flattened(name, x) for name, x in zip(gradients.kept, saved, strict=True)}
         inputs = list(zip(gradients.op.inputs, self.sources, strict=True))
         needed = frozenset(spec.name for spec, one in inputs if needs[one.tensor])
         compute = gradients.twice if torch.is_grad_enabled() else gradients.of
@@ -171,6 +174,12 @@ def _by_pytorch(
 ) -> tuple[Tensor, ...]:
     written = step.pytorch(tuple([one.of(every) for one in inputs]), parameters)
     return tuple([layout.restored(written[place]) for place, layout in outputs])
+
+
+def _captures(step: Step, grads: tuple[Gradient, ...]) -> bool:
+    """Return whether a CUDA graph is being captured."""
+    device = next(grad.device for grad in grads if grad is not None)
+    return step.deciding is not None and step.deciding.captures(device)
 
 
 def _unless_captured(deciding: Deciding, run: Run, *every: Tensor) -> Any:
@@ -245,8 +254,9 @@ def _applied(run: Run, known: Learning, tensors: int, kept_and_fixed: tuple[list
     recall, compute = known.kinds_of_backward.recall, known.backward
 
     def backward(ctx: Any, *grads: Gradient) -> Any:
-        found = recall((*ctx.saved_tensors, *grads), NOTHING)
-        return compute(ctx, grads) if found is None else found
+        saved = ctx.saved_tensors  # asked for once, as it may compute them again
+        found = recall((*saved, *grads), NOTHING)
+        return compute(ctx.needs_input_grad, saved, grads) if found is None else found
 
     methods = {"forward": staticmethod(defined(lines, {"run": run})), "backward": staticmethod(backward)}
     kind: Any = type("Launched", (torch.autograd.Function,), methods)

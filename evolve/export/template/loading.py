@@ -47,7 +47,10 @@ class Primitives(Mapping[str, Primitive]):
     """The primitives of a package by name."""
 
     def __init__(self, package: str, folder: Path, digest: str, machine: Machine | None = None) -> None:
-        content = (folder / manifest.FILE).read_bytes()
+        try:
+            content = (folder / manifest.FILE).read_bytes()
+        except OSError as error:
+            raise BrokenPackageError(f"{folder / manifest.FILE} is missing; install the package again") from error
         if hashlib.sha256(content).hexdigest() != digest:
             raise BrokenPackageError(
                 f"{folder / manifest.FILE} was changed after the export; install the package again"

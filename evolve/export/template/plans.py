@@ -26,6 +26,7 @@ _tracing = torch._C._get_tracing_state  # noqa: SLF001 - the public way takes a 
 _dispatch_modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001 - there is no public way to ask
 _transform = torch._C._functorch.peek_interpreter_stack  # noqa: SLF001 - there is no public way to ask
 _is_wrapper = torch._C._functorch.is_functorch_wrapped_tensor  # noqa: SLF001 - there is no public way to ask
+_is_batch = torch._C._functorch.is_legacy_batchedtensor  # noqa: SLF001 - there is no public way to ask
 _autocast = torch._C._is_any_autocast_enabled  # noqa: SLF001 - the public way takes a type of device
 _gradients, _deterministic = torch.is_grad_enabled, torch.are_deterministic_algorithms_enabled
 _tf32 = torch._C._get_cudnn_allow_tf32  # noqa: SLF001 - the public way takes half a microsecond
@@ -68,7 +69,7 @@ def _add(values: Sequence[Any], facts: list[Any], tensors: list[Tensor]) -> bool
     for x in values:
         kind = type(x)
         if kind is Tensor or kind is Parameter:
-            if _is_wrapper(x):
+            if _is_wrapper(x) or _is_batch(x):
                 return False
             tensors.append(x)
             facts.append((x.shape, x.stride(), x.dtype, x.device, x.requires_grad, x.is_neg()))
