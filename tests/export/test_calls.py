@@ -43,6 +43,15 @@ def test_a_call_that_pytorch_accepts_may_have_a_kernel() -> None:
     check_outputs(TOPK, Workload("float32", (("rows", 4), ("cols", 8)), (("k", 8),)), (X,))
 
 
+def test_a_recurrent_layer_is_checked_without_computing_every_step() -> None:
+    lstm = catalog.load("lstm")
+    long = Workload("float32", (("time", 10**7), ("batch", 2), ("input", 3), ("hidden", 4)), ())
+    metas = [torch.empty(lstm.shape(spec, long), device="meta") for spec in lstm.inputs]
+    check_outputs(lstm, long, metas)
+    with pytest.raises(NoKernelError, match="not as declared"):
+        check_outputs(lstm, long, [*metas[:-1], metas[-1].double()])
+
+
 def test_tensors_on_the_cpu_have_no_kernel() -> None:
     assert obstacle((X,), {}, SOFTMAX) == "the inputs are on the CPU"
 

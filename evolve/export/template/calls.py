@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch.autograd import forward_ad
@@ -11,6 +12,8 @@ from reference_ops.op import Number, Op, Workload
 from reference_ops.precision import TORCH_DTYPES
 
 ALIGNMENT = 16  # bytes; every kernel relies on it
+TIME, STEPS = "time", 2
+RECURRENT = {TIME, "hidden"}  # dims of a recurrent layer
 NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
@@ -114,6 +117,11 @@ def check_outputs(op: Op, workload: Workload, inputs: Sequence[torch.Tensor]) ->
 
     A kernel therefore never runs where PyTorch raises an error, such as for the eight largest of four values.
     """
+    fewer = _with_few_steps(workload)
+    if fewer != workload:
+        pairs = zip(op.inputs, inputs, strict=True)
+        inputs = [torch.empty(_shape(op, fewer, spec.name), dtype=x.dtype, device="meta") for spec, x in pairs]
+        workload = fewer
     outputs = _outputs(op, inputs, dict(workload.parameters))
     for spec, out in itertools.zip_longest(op.outputs, outputs):
         if spec is None or out is None:
@@ -125,6 +133,15 @@ def check_outputs(op: Op, workload: Workload, inputs: Sequence[torch.Tensor]) ->
             raise NoKernelError(
                 f"the reference's `{spec.name}` is of {out.dtype}, {tuple(out.shape)}, not as declared: {workload.key}"
             )
+
+
+def _with_few_steps(workload: Workload) -> Workload:
+    """Return a workload that shows as much of a recurrent layer, which PyTorch computes step by step without values."""
+    if not dict(workload.dims).keys() >= RECURRENT:
+        return workload
+    return replace(
+        workload, dims=tuple((dim, min(size, STEPS) if dim == TIME else size) for dim, size in workload.dims)
+    )
 
 
 def _outputs(op: Op, inputs: Sequence[torch.Tensor], parameters: Mapping[str, Number]) -> tuple[torch.Tensor, ...]:
