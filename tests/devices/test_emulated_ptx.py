@@ -5,6 +5,7 @@ import torch
 from device_kernels import rejected, run, single
 
 from archive.records import Outcome
+from evolve.devices.choose import make
 from evolve.devices.emulated import ptx
 from evolve.devices.emulated.device import EmulatedDevice
 from evolve.devices.source_text import masked
@@ -65,6 +66,51 @@ def test_tf32_ignores_the_last_13_bits(device: EmulatedDevice) -> None:
     y, entry = torch.zeros(16, 8), kernel.index('extern "C"')
     run(device, kernel[:entry] + SINGLES + kernel[entry:], {"a": a, "b": b, "c": torch.zeros(16, 8), "y": y})
     assert y.unique().tolist() == [8.0]
+
+
+# A [64, 64] by B [64, 64], both in lines of 128 bytes whose pieces of 16 change places. ACROSS: a line has a value of
+# each row of A, or of each column of B; otherwise it runs along the sum.
+OF_A_WARPGROUP = """
+    __shared__ alignas(1024) TYPE left[64 * 64], right[64 * 64];
+    for (int i = threadIdx.x; i < 64 * 64; i += 128) {
+        const int line = i / 64, to = line * 64 + ((i % 64 / 8) ^ (line % 8)) * 8 + i % 8;
+        left[to] = a[i], right[to] = b[i];
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncthreads();
+    float d[8];
+    for (int i = 0; i < 8; ++i) d[i] = 7.0f;
+    const unsigned long long kind = 1ull << 62 | 64ull << 32 | 512ull << 16;
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    for (int k = 0; k < 4; ++k) {
+        const unsigned long long of_a = kind | ((unsigned)__cvta_generic_to_shared(left) & 0x3ffff) >> 4;
+        const unsigned long long of_b = kind | ((unsigned)__cvta_generic_to_shared(right) & 0x3ffff) >> 4;
+        asm volatile("{\\n.reg .pred add;\\nsetp.ne.b32 add, %10, 0;\\n"
+            "wgmma.mma_async.sync.aligned.m64n16k16.f32.SHORT.SHORT "
+            "{%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, add, 1, 1, ACROSS, ACROSS;\\n}"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+            : "l"(of_a + k * (ACROSS ? 128 : 2)), "l"(of_b + k * (ACROSS ? 128 : 2)), "r"(k));
+    }
+    asm volatile("wgmma.commit_group.sync.aligned;\\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+    for (int i = 0; i < 8; ++i) {
+        const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + i / 2 % 2 * 8;
+        y[row * 16 + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2] = d[i];
+    }"""
+
+
+@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_warpgroup_multiplies_tiles_in_shared_memory(kind: str, dtype: torch.dtype, across: bool) -> None:
+    torch.manual_seed(0)
+    a, b = torch.randn(64, 64).to(dtype), torch.randn(64, 64).to(dtype)
+    name, short = {torch.bfloat16: ("__nv_bfloat16", "bf16"), torch.float16: ("__half", "f16")}[dtype]
+    body = OF_A_WARPGROUP.replace("TYPE", name).replace("SHORT", short).replace("ACROSS", str(int(across)))
+    y = torch.zeros(64, 16)
+    kernel = single(body, f"const {name}* a, const {name}* b, float* y", block="[128]")
+    run(make(kind), kernel, {"a": a, "b": b, "y": y})
+    left, right = (a.float().T, b.float()) if across else (a.float(), b.float().T)
+    torch.testing.assert_close(y, left @ right[:, :16], atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("transposed", [False, True])

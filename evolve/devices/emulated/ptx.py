@@ -3,7 +3,10 @@
 import re
 from dataclasses import dataclass
 
-KNOWN = "mma.sync (m16n8k16 with .f16 or .bf16, m16n8k8 with .tf32, sums in .f32), ldmatrix, cp.async and ex2.approx"
+KNOWN = (
+    "mma.sync (m16n8k16 with .f16 or .bf16, m16n8k8 with .tf32, sums in .f32), wgmma.mma_async (k16 with .f16 or "
+    ".bf16, tiles in shared memory, sums in .f32), ldmatrix, cp.async and ex2.approx"
+)
 STATEMENT = re.compile(r"\b(?:asm|__asm__|__asm)\b(?:\s+(?:volatile|__volatile__))?\s*\(")
 LITERAL = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 OPERAND = re.compile(r'\s*"[=+&]*[a-z]"\s*(\(.*\))\s*', re.DOTALL)
@@ -43,7 +46,17 @@ INSTRUCTIONS = (
     EmulatedInstruction(re.compile(r"ex2\.approx\.f32"), "exp2_approx<false>", (2,)),
     EmulatedInstruction(re.compile(r"ex2\.approx\.ftz\.f32"), "exp2_approx<true>", (2,)),
     EmulatedInstruction(re.compile(r"cp\.async\.(?:commit_group|wait_all|wait_group)"), "waited", (0, 1)),
+    EmulatedInstruction(re.compile(r"wgmma\.(?:fence|commit_group|wait_group)\.sync\.aligned"), "waited", (0, 1)),
+    EmulatedInstruction(re.compile(r"fence\.proxy\.async(?:\.shared::cta)?"), "waited", (0,)),
 )
+# A whole statement, because the instruction takes a predicate: whether to add to the sums or to begin them.
+OF_A_WARPGROUP = re.compile(
+    r"\{?\s*\.reg\s+\.pred\s+(?P<add>\w+)\s*;\s*setp\.ne\.b32\s+(?P=add)\s*,\s*(?P<adds>%\d+)\s*,\s*0\s*;\s*"
+    r"wgmma\.mma_async\.sync\.aligned\.m64n(?P<n>\d+)k16\.f32\.(?P<dtype>bf16|f16)\.(?P=dtype)\s*"
+    r"\{(?P<sums>[^}]*)\}\s*,\s*(?P<a>%\d+)\s*,\s*(?P<b>%\d+)\s*,\s*(?P=add)\s*,\s*1\s*,\s*1\s*,"
+    r"\s*(?P<a_across>[01])\s*,\s*(?P<b_across>[01])\s*;\s*\}?\s*"
+)
+TYPES = {"bf16": "__nv_bfloat16", "f16": "__half"}
 
 
 def translated(source: str, text: str) -> list[tuple[int, int, str]]:
@@ -71,8 +84,20 @@ def _calls(source: str, text: str) -> str | None:
             return None
         values += [one[1] for one in found if one]
     written = "".join(LITERAL.findall(template)).replace("\\n", "\n").replace("\\t", " ")
+    if found := OF_A_WARPGROUP.fullmatch(written):
+        return _product_of_a_warpgroup(found, values)
     calls = [_call(one.strip(), values) for one in re.split(r"[;\n]", written) if one.strip()]
     return " ".join(call for call in calls if call) if calls and all(calls) else None
+
+
+def _product_of_a_warpgroup(found: re.Match[str], values: list[str]) -> str | None:
+    sums = [one.strip() for one in found["sums"].split(",")]
+    arguments = [_argument(one, values) for one in (found["a"], found["b"], found["adds"], *sums)]
+    if not all(arguments) or 2 * len(sums) != int(found["n"]):
+        return None
+    across = ", ".join(("false", "true")[int(found[side])] for side in ("a_across", "b_across"))
+    listed = ", ".join(one for one in arguments if one)
+    return f"evolve::ptx::multiply_tiles<{TYPES[found['dtype']]}, {across}>({listed});"
 
 
 def _call(written: str, values: list[str]) -> str | None:

@@ -60,6 +60,57 @@ template <class... W> void mma_tf32(float& d0, float& d1, float& d2, float& d3, 
     multiply(product_tf32, d0, d1, d2, d3, words...);
 }
 
+// A tile in shared memory, as a descriptor of wgmma names it, in the layout with a swizzle of 128 bytes: pieces of 16
+// bytes change places within eight lines of 128. ACROSS says that neighbours in memory differ in the row or column;
+// otherwise they differ in what is summed over.
+template <class T, bool ACROSS> struct Tile {
+    const char* first;
+    unsigned leading, stride;
+    explicit Tile(unsigned long long descriptor) {
+        if (descriptor >> 62 != 1 || (descriptor >> 49 & 7) != 0)
+            fail(LAUNCH_ERROR, "wgmma: the emulated device knows tiles with a swizzle of 128 bytes that begin at multiples of 1024");
+        static __thread char near;
+        char* dynamic = reinterpret_cast<char*>(EVOLVE_SHARED);
+        const unsigned low = unsigned(descriptor & 0x3fff) << 4;
+        const unsigned offset = (low - unsigned(reinterpret_cast<size_t>(dynamic))) & 0x3ffff;
+        const int beside = int((low - unsigned(reinterpret_cast<size_t>(&near))) << 14) >> 14;
+        first = offset < dynamic_bytes ? dynamic + offset : &near + beside;
+        leading = unsigned(descriptor >> 16 & 0x3fff) << 4, stride = unsigned(descriptor >> 32 & 0x3fff) << 4;
+    }
+    float at(unsigned line, unsigned k) const {
+        const unsigned offset = ACROSS ? line / 64 * leading + line % 64 * 2 + k / 8 * stride + k % 8 * 128
+                                       : line / 8 * stride + line % 8 * 128 + 2 * k;
+        const size_t place = reinterpret_cast<size_t>(first) + offset;
+        unsigned short value;
+        __builtin_memcpy(&value, reinterpret_cast<const char*>(place ^ (place >> 7 & 7) << 4), 2);
+        return float(from_word<T>(value));
+    }
+};
+
+// Each thread computes its own sums, at once: what reads or overwrites before it has waited is found on a GPU alone.
+template <class T, bool A_ACROSS, bool B_ACROSS, class... D>
+void multiply_tiles(unsigned long long a, unsigned long long b, int add, D&... d) {
+    constexpr unsigned DEPTH = 16, COLUMNS = 2 * sizeof...(D);
+    static_assert(COLUMNS % 8 == 0 && COLUMNS <= 256, "wgmma: n is a multiple of 8 up to 256");
+    const Tile<T, A_ACROSS> left(a);
+    const Tile<T, B_ACROSS> right(b);
+    const unsigned row = ((threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x) / 32 % 4 * 16 + lane() / 4, column = 2 * (lane() % 4);
+    float of_a[2][DEPTH];
+    for (unsigned k = 0; k < DEPTH; ++k) of_a[0][k] = left.at(row, k), of_a[1][k] = left.at(row + 8, k);
+    float* const sums[] = {&d...};
+    for (unsigned first = 0; first < COLUMNS; first += 8) {
+        for (unsigned next = 0; next < 2; ++next) {
+            double low = 0.0, high = 0.0;
+            for (unsigned k = 0; k < DEPTH; ++k) {
+                const double of_b = double(right.at(first + column + next, k));
+                low += of_a[0][k] * of_b, high += of_a[1][k] * of_b;
+            }
+            float &upper = *sums[first / 2 + next], &lower = *sums[first / 2 + 2 + next];
+            upper = float((add ? double(upper) : 0.0) + low), lower = float((add ? double(lower) : 0.0) + high);
+        }
+    }
+}
+
 // The lanes' addresses are exchanged; no lane goes on before all lanes have read.
 template <int N, bool TRANS, class... R> void load_matrices(unsigned address, R&... to) {
     static_assert(sizeof...(R) == N, "ldmatrix: the number of registers must be that of the matrices");
