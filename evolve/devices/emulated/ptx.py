@@ -84,8 +84,8 @@ def _calls(source: str, text: str) -> str | None:
             return None
         values += [one[1] for one in found if one]
     written = "".join(LITERAL.findall(template)).replace("\\n", "\n").replace("\\t", " ")
-    if found := OF_A_WARPGROUP.fullmatch(written):
-        return _product_of_a_warpgroup(found, values)
+    if product := OF_A_WARPGROUP.fullmatch(written):
+        return _product_of_a_warpgroup(product, values)
     calls = [_call(one.strip(), values) for one in re.split(r"[;\n]", written) if one.strip()]
     return " ".join(call for call in calls if call) if calls and all(calls) else None
 
