@@ -9,6 +9,7 @@ require = ["items <= 32"]
 THREADS = [512, 128, 256, 1024]
 ITEMS = [8, 4, 12, 16]
 BLOCKS = [2, 1, 3, 4]
+MASKS = [0, 1]
 
 [let]
 threads = "min(THREADS, 32 * ceil_div(cols, 32 * ITEMS))"
@@ -19,7 +20,7 @@ places = "threads * items"
 entry = "sort_rows"
 grid = ["rows"]
 block = ["threads"]
-shared = "places * 4 + places * 2 * (itemsize(x) // 4) + threads // 32 * 512"
+shared = "places * 4 + places * 2 * (itemsize(x) // 4) + threads // 32 * (512 + 1024 * MASKS)"
 args = ["x", "values", "indices"]
 ---*/
 #include <cuda_bf16.h>
@@ -40,8 +41,13 @@ __device__ __forceinline__ Raw key_of(Raw bits, float value) {
     return bits & SIGN ? Raw(~bits) : Raw(bits | SIGN);
 }
 
-// The lanes whose digit is the same.
-__device__ __forceinline__ unsigned peers_of(unsigned digit) {
+// The lanes whose digit is the same, in one of two ways: by a ballot for each bit, or by bits that meet in shared memory.
+__device__ __forceinline__ unsigned peers_of(unsigned digit, unsigned* masks) {
+#if MASKS
+    atomicOr(masks + digit, 1u << threadIdx.x % 32);
+    __syncwarp();
+    return masks[digit];
+#else
     unsigned peers = 0xffffffffu;
 #pragma unroll
     for (int b = 0; b < 8; ++b) {
@@ -49,6 +55,7 @@ __device__ __forceinline__ unsigned peers_of(unsigned digit) {
         peers &= ~(__ballot_sync(0xffffffffu, ones < 0) ^ unsigned(ones));
     }
     return peers;
+#endif
 }
 
 extern "C" __global__ void __launch_bounds__(threads, threads * BLOCKS <= 2048 ? BLOCKS : 1)
@@ -59,6 +66,8 @@ sort_rows(const x_t* __restrict__ x, values_t* __restrict__ values, long long* _
     unsigned* const counts = memory + PLACES + (PACKED ? 0 : PLACES / 2);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     unsigned short* const mine = reinterpret_cast<unsigned short*>(counts + warp * PAIRS);
+    unsigned* const masks = counts + (WARPS + 2 * warp) * PAIRS;
+    for (int at = lane; MASKS && at < 2 * PAIRS; at += 32) masks[at] = 0;
     const unsigned below = (1u << lane) - 1;
     const long long row = (long long)blockIdx.x * cols;
     const Raw* const from = reinterpret_cast<const Raw*>(x) + row;
@@ -83,10 +92,13 @@ sort_rows(const x_t* __restrict__ x, values_t* __restrict__ values, long long* _
         int rank[items];  // among the warp's keys with the same digit
 #pragma unroll
         for (int i = 0; i < items; ++i) {
-            const unsigned digit = keys[i] >> shift & 255, peers = peers_of(digit);
+            const unsigned digit = keys[i] >> shift & 255, peers = peers_of(digit, masks);
             const int before = mine[digit], ahead = __popc(peers & below);
             __syncwarp();
-            if (ahead == 0) mine[digit] = (unsigned short)(before + __popc(peers));
+            if (ahead == 0) {
+                mine[digit] = (unsigned short)(before + __popc(peers));
+                if (MASKS) masks[digit] = 0;
+            }
             __syncwarp();
             rank[i] = before + ahead;
         }

@@ -8,6 +8,7 @@ specialize = ["cols", "tiles", "passes", "rows"]
 THREADS = [512, 256, 384]
 ITEMS = [12, 8, 16]
 BLOCKS = [2, 1, 3]
+MASKS = [0, 1]
 
 [let]
 passes = "itemsize(x)"
@@ -104,8 +105,13 @@ count_digits(const x_t* __restrict__ x, int* found, int parts) {
     }
 }
 
-// The lanes whose digit is the same.
-__device__ __forceinline__ unsigned peers_of(unsigned digit) {
+// The lanes whose digit is the same, in one of two ways: by a ballot for each bit, or by bits that meet in shared memory.
+__device__ __forceinline__ unsigned peers_of(unsigned digit, unsigned* masks) {
+#if MASKS
+    atomicOr(masks + digit, 1u << threadIdx.x % 32);
+    __syncwarp();
+    return masks[digit];
+#else
     unsigned peers = 0xffffffffu;
 #pragma unroll
     for (int b = 0; b < 8; ++b) {
@@ -113,6 +119,7 @@ __device__ __forceinline__ unsigned peers_of(unsigned digit) {
         peers &= ~(__ballot_sync(0xffffffffu, ones < 0) ^ unsigned(ones));
     }
     return peers;
+#endif
 }
 
 // The sum over lower lanes.
@@ -155,6 +162,8 @@ __device__ __forceinline__ void sweep(const int* __restrict__ found, int* state,
     unsigned* const counts = reinterpret_cast<unsigned*>(memory);  // until keys take its place
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     unsigned short* const mine = reinterpret_cast<unsigned short*>(counts + warp * PAIRS);
+    unsigned* const masks = counts + (WARPS + 2 * warp) * PAIRS;
+    for (int at = lane; MASKS && at < 2 * PAIRS; at += 32) masks[at] = 0;
     const unsigned below = (1u << lane) - 1;
     if (threadIdx.x == 0) ticket = atomicAdd(tickets + PASS, 1);
 #pragma unroll
@@ -171,10 +180,13 @@ __device__ __forceinline__ void sweep(const int* __restrict__ found, int* state,
     int place[ITEMS];  // among the warp's keys with the same digit, then in the tile
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-        const unsigned digit = pairs[i].x >> 8 * PASS & 255, peers = peers_of(digit);
+        const unsigned digit = pairs[i].x >> 8 * PASS & 255, peers = peers_of(digit, masks);
         const int before = mine[digit], ahead = __popc(peers & below);
         __syncwarp();
-        if (ahead == 0) mine[digit] = (unsigned short)(before + __popc(peers));
+        if (ahead == 0) {
+            mine[digit] = (unsigned short)(before + __popc(peers));
+            if (MASKS) masks[digit] = 0;
+        }
         __syncwarp();
         place[i] = before + ahead;
     }
