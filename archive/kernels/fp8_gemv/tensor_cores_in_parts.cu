@@ -1,17 +1,18 @@
 /*---
 op = "fp8_gemv"
-note = "16 rows of the matrix a block, whose warps share out k: 16-byte loads of 8-bit weights, many of them in flight, become pairs of 16 bits by a few operations on whole words, and tensor cores (mma.sync) multiply them exactly: each row of float32 x is three in bfloat16, its leading, middle and last 8 digits, so that two rows are multiplied at once; short sums are added up in float32"
+note = "16 or 32 rows of the matrix a block, whose warps share out k: 16-byte loads of 8-bit weights, many of them in flight, become pairs of 16 bits by a few operations on whole words, and tensor cores (mma.sync) multiply them exactly: each row of float32 x is three in bfloat16, its leading, middle and last 8 digits, so that two rows are multiplied at once; short sums are added up in float32"
 when = "k % 16 == 0"
 dtypes = ["float32"]
 specialize = ["k"]
 
 [knobs]
-LOADS = [4, 2, 8]
-WARPS = [8, 4, 16]
+LOADS = [2, 4]
+WARPS = [8, 16]
+TILES = [2, 1]
 
 [[launch]]
 entry = "multiply"
-grid = ["ceil_div(n, 16)", "ceil_div(m, 2)"]
+grid = ["ceil_div(n, 16 * TILES)", "ceil_div(m, 2)"]
 block = ["32 * WARPS"]
 args = ["x", "weight", "scales", "out", "m", "n"]
 ---*/
@@ -37,17 +38,18 @@ __device__ __forceinline__ uint2 widen(unsigned word) {
     return make_uint2(times(even), times(odd));
 }
 
-// The digits of a number that part 0, 1 or 2 has, times 1, 2^7 or 2^15, so that those of the smallest are not lost; what
-// is not finite is in the first alone.
-__device__ __forceinline__ unsigned digits(float value, int part) {
-    const unsigned bits = __float_as_uint(value), leading = bits & 0xffff0000u;
-    const float rest = (bits & 0x7f800000u) == 0x7f800000u ? 0.0f : (value - __uint_as_float(leading)) * 128.0f;
-    const unsigned middle = __float_as_uint(rest) & 0xffff0000u;
-    return part == 0 ? leading : part == 1 ? middle : __float_as_uint((rest - __uint_as_float(middle)) * 256.0f);
+// Which digits of a number a lane takes: 8, behind none, 8 or 16 others; and times which powers of two, so that those of the smallest
+// numbers are not lost.
+struct Part { unsigned first, second, of_infinity; float power, further; };
+
+__device__ __forceinline__ unsigned digits(float value, const Part& part) {
+    float rest = (value - __uint_as_float(__float_as_uint(value) & part.first)) * part.power;
+    rest = (rest - __uint_as_float(__float_as_uint(rest) & part.second)) * part.further;
+    return fabsf(value) == INFINITY ? __float_as_uint(value) & part.of_infinity : __float_as_uint(rest);
 }
 
 // Of 16 values of x the even and odd ones of each four, as widened weights are.
-__device__ __forceinline__ void arrange(uint2 (&to)[4], const float* __restrict__ from, int part) {
+__device__ __forceinline__ void arrange(uint2 (&to)[4], const float* __restrict__ from, const Part& part) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
         const float4 four = reinterpret_cast<const float4*>(from)[j];
@@ -59,42 +61,66 @@ __device__ __forceinline__ void arrange(uint2 (&to)[4], const float* __restrict_
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 multiply(const x_t* __restrict__ x, const weight_t* __restrict__ weight, const float* __restrict__ scales, out_t* __restrict__ out,
          int m, int n) {
-    __shared__ float met[WARPS][16][9];
+    __shared__ float met[WARPS][16 * TILES][9];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    const int first = blockIdx.x * 16, row = blockIdx.y * EACH, part = g % PARTS;
+    const int first = blockIdx.x * (16 * TILES), row = blockIdx.y * EACH;
+    const int number = g % PARTS;
+    const unsigned upper_half = 0xffff0000u;
+    const Part part{number > 0 ? upper_half : 0, number > 1 ? upper_half : 0, number > 0 ? 0 : upper_half, number > 0 ? 128.0f : 1.0f, number > 1 ? 256.0f : 1.0f};
     const bool has_x = g / PARTS < EACH && row + g / PARTS < m;
     const x_t* const of_x = x + (long long)(has_x ? row + g / PARTS : 0) * k;
-    const weight_t* const upper = weight + (long long)min(first + g, n - 1) * k;  // beyond the last row the last again
-    const weight_t* const lower = weight + (long long)min(first + g + 8, n - 1) * k;
-    float sums[4] = {};
+    const weight_t* rows[TILES][2];
+#pragma unroll
+    for (int t = 0; t < TILES; ++t) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {  // beyond the last row the last again
+            rows[t][h] = weight + (long long)min(first + t * 16 + h * 8 + g, n - 1) * k;
+        }
+    }
+    float sums[TILES][4] = {};
 #pragma unroll 1
     for (int begin = warp * (STEP * LOADS) + q * 16; begin - q * 16 < k; begin += WARPS * STEP * LOADS) {
-        uint4 low[LOADS], high[LOADS];
+        uint4 held[LOADS][TILES][2];
 #pragma unroll
         for (int l = 0; l < LOADS; ++l) {
             const int at = begin + l * STEP;
-            low[l] = at < k ? *reinterpret_cast<const uint4*>(upper + at) : make_uint4(0, 0, 0, 0);
-            high[l] = at < k ? *reinterpret_cast<const uint4*>(lower + at) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+            for (int t = 0; t < TILES; ++t) {
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    held[l][t][h] = at < k ? *reinterpret_cast<const uint4*>(rows[t][h] + at) : make_uint4(0, 0, 0, 0);
+                }
+            }
         }
-        float some[4] = {};  // sums of sums are more exact
+        float some[TILES][4] = {};  // sums of sums are more exact
 #pragma unroll
         for (int l = 0; l < LOADS; ++l) {
             const int at = begin + l * STEP;
             uint2 b[4] = {};
             if (has_x && at < k) arrange(b, of_x + at, part);
-            mma(some, widen(low[l].x), widen(high[l].x), b[0]);
-            mma(some, widen(low[l].y), widen(high[l].y), b[1]);
-            mma(some, widen(low[l].z), widen(high[l].z), b[2]);
-            mma(some, widen(low[l].w), widen(high[l].w), b[3]);
+#pragma unroll
+            for (int t = 0; t < TILES; ++t) {
+                const uint4 low = held[l][t][0], high = held[l][t][1];
+                mma(some[t], widen(low.x), widen(high.x), b[0]);
+                mma(some[t], widen(low.y), widen(high.y), b[1]);
+                mma(some[t], widen(low.z), widen(high.z), b[2]);
+                mma(some[t], widen(low.w), widen(high.w), b[3]);
+            }
         }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sums[i] += some[i];
+        for (int t = 0; t < TILES; ++t) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sums[t][i] += some[t][i];
+        }
     }
-    met[warp][g][2 * q] = sums[0], met[warp][g][2 * q + 1] = sums[1];
-    met[warp][g + 8][2 * q] = sums[2], met[warp][g + 8][2 * q + 1] = sums[3];
+#pragma unroll
+    for (int t = 0; t < TILES; ++t) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) met[warp][t * 16 + i / 2 * 8 + g][2 * q + i % 2] = sums[t][i];
+    }
     __syncthreads();
-    for (int at = threadIdx.x; at < 16 * EACH; at += 32 * WARPS) {
-        const int i = at / 16, j = at % 16;
+    for (int at = threadIdx.x; at < 16 * TILES * EACH; at += 32 * WARPS) {
+        const int i = at / (16 * TILES), j = at % (16 * TILES);
         if (row + i >= m || first + j >= n) continue;
         float last = 0.0f, middle = 0.0f, sum = 0.0f;
 #pragma unroll
