@@ -27,9 +27,9 @@ MOST_ELEMENTS = 1 << 24  # of a tensor at a measured size
 OPAQUE = "opaque op"
 STEP = 1e-2  # of differences in float32
 MOST_WORKLOADS = 3  # of each kind
+MADE_TIMES = 3  # each call that asks for gradients
 LACKING = re.compile("not implemented for|view size is not compatible")  # what PyTorch says of dtypes or strides
 NO_KERNEL = "it has no kernel"
-OPCHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 
 
 class LeftOutError(Exception):
@@ -54,8 +54,8 @@ def drawn(function: Function, number: int) -> tuple[Drawn, torch.dtype]:
         return found, min(dtypes, key=lambda dtype: dtype.itemsize, default=torch.float32)
     (primitive,) = function.primitives.values()
     workload = rng.choice([*primitive.op.emulated, *primitive.op.awkward])
-    inputs = tuple(inputs_at(primitive.op, workload, rng.randrange(2**31), "cpu").values())
-    return Drawn(inputs, dict(workload.parameters)), TORCH_DTYPES[workload.dtype]
+    inputs, parameters = _at(primitive.op, workload, Setting(torch.device("cpu"), 1, rng.randrange(2**31)))
+    return Drawn(inputs, parameters), TORCH_DTYPES[workload.dtype]
 
 
 def random_calls(function: Function, setting: Setting) -> str:
@@ -95,51 +95,56 @@ def _overwrite(ours: list[Tensor], theirs: list[Tensor], arguments: list[Tensor]
 
 
 def gradients(function: Function, setting: Setting) -> str:
-    """Compare the gradients of random calls with PyTorch's, to some of the tensors or all, and of changed results."""
+    """Compare the gradients of random calls with PyTorch's, to some of the tensors or all, and of changed results.
+
+    Each call is made several times, until its forward and its backward are those of a call that was seen before.
+    """
     done = 0
     for number, (given, dtype) in enumerate(_calls(function, setting), setting.seed):
         seed = f"{function.form.name} {number}"
-        ours, theirs = (learning(one, random.Random(seed)) for one in (given, copied(given)))
-        is_changed = not random.Random(seed + " is changed").randrange(4)
-        try:
-            expected = function.form.pytorch(*theirs.arguments, **theirs.named)
-            flows = [x.requires_grad for x in tensors(expected)]
-            got = function(*ours.arguments, **ours.named) if any(flows) else None
-            if function.form.own and got is not None:  # statistics for a backward carry no gradient
-                flows = [flow and x.requires_grad for flow, x in zip(flows, tensors(got), strict=True)]
-            if not any(flows):
-                continue
-            _differentiated(expected, flows, is_changed)
-        except REFUSALS:  # PyTorch has no gradient of most backwards, nor to a running statistic
-            continue
-        if [x.requires_grad for x in tensors(got)] != flows and not function.form.own:
-            raise AssertionError("gradients flow through other results than with PyTorch")
-        try:
-            _differentiated(got, flows, is_changed)
-        except RuntimeError as error:
-            if is_changed and "modified by an inplace operation" in str(error):  # the backward reads the result
-                continue
-            raise
-        found, wanted = ([x.grad for x in tensors(one.arguments)] for one in (ours, theirs))
-        if [x is None for x in found] != [x is None for x in wanted]:
-            raise AssertionError("gradients reach other arguments than with PyTorch")
-        of_them = [[x for x in side if x is not None] for side in (found, wanted)]
-        exactly = partial(_exact_gradients, function, learning(copied(given), random.Random(seed)), flows, is_changed)
-        agree(of_them[0], of_them[1], dtype, exactly, tf32=_tf32(function, setting))
-        done += 1
+        done += all(_gradients_agree(function, copied(given), dtype, (seed, setting)) for _ in range(MADE_TIMES))
     if not done:
         raise LeftOutError("it has no gradient")
     return f"{done} calls"
 
 
+def _gradients_agree(function: Function, given: Drawn, dtype: torch.dtype, drawn_as: tuple[str, Setting]) -> bool:
+    """Compare the gradients of a call with PyTorch's. Return whether there are any."""
+    seed, setting = drawn_as
+    ours, theirs = (learning(one, random.Random(seed)) for one in (given, copied(given)))
+    is_changed = not random.Random(seed + " is changed").randrange(4)
+    try:
+        expected = function.form.pytorch(*theirs.arguments, **theirs.named)
+        flows = [x.requires_grad for x in tensors(expected)]
+        got = function(*ours.arguments, **ours.named) if any(flows) else None
+        if function.form.own and got is not None:  # statistics for a backward carry no gradient
+            flows = [flow and x.requires_grad for flow, x in zip(flows, tensors(got), strict=True)]
+        if not any(flows):
+            return False
+        _differentiated(expected, flows, is_changed)
+    except REFUSALS:  # PyTorch has no gradient of most backwards, nor to a running statistic
+        return False
+    if [x.requires_grad for x in tensors(got)] != flows and not function.form.own:
+        raise AssertionError("gradients flow through other results than with PyTorch")
+    try:
+        _differentiated(got, flows, is_changed)
+    except RuntimeError as error:
+        if not is_changed or "modified by an inplace operation" not in str(error):
+            raise
+        return False  # the backward reads the result
+    found, wanted = ([x.grad for x in tensors(one.arguments)] for one in (ours, theirs))
+    if [x is None for x in found] != [x is None for x in wanted]:
+        raise AssertionError("gradients reach other arguments than with PyTorch")
+    of_them = [[x for x in side if x is not None] for side in (found, wanted)]
+    exactly = partial(_exact_gradients, function, learning(copied(given), random.Random(seed)), flows, is_changed)
+    agree(of_them[0], of_them[1], dtype, exactly, tf32=_tf32(function, setting))
+    return True
+
+
 def _exact_gradients(function: Function, given: Drawn, flows: Sequence[bool], is_changed: bool) -> list[Tensor]:
-    wide = changed(given, _widened)
+    wide = changed(given, lambda x: x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x)
     _differentiated(function.form.pytorch(*wide.arguments, **wide.named), flows, is_changed)
     return [x.grad for x in tensors(wide.arguments) if x.grad is not None]
-
-
-def _widened(x: Tensor) -> Tensor:
-    return x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x
 
 
 def _differentiated(result: Any, flows: Sequence[bool], is_changed: bool) -> None:
@@ -176,8 +181,8 @@ def finite_differences(function: Function, setting: Setting) -> str:
     for given, dtype in _calls(function, setting):
         if dtype is not torch.float32 or not any(x.is_floating_point() for x in tensors(given.arguments)):
             continue
-        if _differencesagree(function.form.pytorch, given):
-            if not _differencesagree(function, given):
+        if _differences_agree(function.form.pytorch, given):
+            if not _differences_agree(function, given):
                 raise AssertionError("differences of results are not the gradients, and PyTorch's are")
             done += 1
     if not done:
@@ -185,7 +190,7 @@ def finite_differences(function: Function, setting: Setting) -> str:
     return f"{done} calls"
 
 
-def _differencesagree(function: Callable[..., Any], given: Drawn) -> bool:
+def _differences_agree(function: Callable[..., Any], given: Drawn) -> bool:
     flat = list(tensors(given.arguments))
     learned = [learning(Drawn((x.clone(),), {})).arguments[0] for x in flat]
 
@@ -210,8 +215,7 @@ def every_kernel(primitive: Primitive, setting: Setting) -> str:
         raise LeftOutError(NO_KERNEL)
     if setting.device.type != primitive.device_type:
         raise LeftOutError(f"the inputs are on the {setting.device.type.upper()}")
-    counts = Counter[str]()
-    reason = ""
+    counts, reason = Counter[str](), ""
     for shipped in primitive.entry.kernels:
         with options(pin={primitive.op.name: shipped.id}):
             for workload in _workloads(primitive.op, setting):
@@ -241,7 +245,8 @@ def _compared(primitive: Primitive, inputs: tuple[Tensor, ...], parameters: dict
 
 def _repeated(primitive: Primitive, inputs: tuple[Tensor, ...], parameters: dict[str, Any], kernel: str) -> None:
     first, second = (_run(primitive, inputs, parameters) for _ in range(2))
-    if not all(torch.equal(_bits(one), _bits(again)) for one, again in zip(first, second, strict=True)):
+    bits = [[x.contiguous().view(-1).view(torch.uint8) for x in outputs] for outputs in (first, second)]
+    if not all(map(torch.equal, *bits)):
         raise AssertionError(f"kernel {kernel} is said to be deterministic, and two runs differ")
 
 
@@ -291,10 +296,10 @@ def capture_and_replay(primitive: Primitive, setting: Setting) -> str:
 def second_device(primitive: Primitive, setting: Setting) -> str:
     """Run a kernel on another GPU than the current one."""
     _need_gpu(setting)
-    if torch.cuda.device_count() < 2:
+    if (count := torch.cuda.device_count()) < 2:
         raise LeftOutError("there is no second GPU")
     inputs, parameters = _with_kernel(primitive, setting)
-    other = torch.device("cuda", (torch.cuda.current_device() + 1) % torch.cuda.device_count())
+    other = torch.device("cuda", (torch.cuda.current_device() + 1) % count)
     found = primitive(tuple(x.to(other) for x in inputs), parameters)
     close([out.to(setting.device) for out in found], _run(primitive, inputs, parameters), inputs[0].dtype, tf32=True)
     return ""
@@ -310,10 +315,11 @@ def opaque_op(functions: Functions, primitive: Primitive, setting: Setting) -> s
         raise LeftOutError("opcheck cannot compare floats of 8 bits")
     op = getattr(getattr(torch.ops, registry.namespace), primitive.op.name).default
     values = [parameters[name] for name in primitive.op.parameters]
-    # A backward op has no gradient of its own.
-    learns = bool(primitive.gradients.steps)
+    learns = bool(primitive.gradients.steps)  # a backward op has no gradient of its own
     given = [x.requires_grad_(learns and x.is_floating_point()) for x in inputs]
-    torch.library.opcheck(op, (*given, *values), test_utils=OPCHECKS)
+    torch.library.opcheck(
+        op, (*given, *values), test_utils=("test_schema", "test_autograd_registration", "test_faketensor")
+    )
     return ""
 
 
@@ -354,16 +360,14 @@ def _need_gpu(setting: Setting) -> None:
 
 
 def _at(op: Op, workload: Workload, setting: Setting) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-    inputs = inputs_at(op, workload, setting.seed, str(setting.device))
-    return tuple(inputs.values()), dict(workload.parameters)
+    return tuple(inputs_at(op, workload, setting.seed, str(setting.device)).values()), dict(workload.parameters)
 
 
 def _with_kernel(primitive: Primitive, setting: Setting) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     """Return arguments for which a kernel runs: at a measured size, if that is not too large."""
-    op = primitive.op
+    op, reason = primitive.op, ""
     if not primitive.entry.kernels:
         raise LeftOutError(NO_KERNEL)
-    reason = ""
     for workload in sorted((*op.gpu, *op.emulated), key=op.largest_tensor, reverse=True):
         if op.largest_tensor(workload) <= MOST_ELEMENTS and (setting.device.type == "cuda" or workload in op.emulated):
             inputs, parameters = _at(op, workload, setting)
@@ -379,10 +383,6 @@ def _run(primitive: Primitive, inputs: tuple[Tensor, ...], parameters: dict[str,
     if outputs is None:
         raise AssertionError(f"PyTorch runs instead of a kernel: {primitive.explain(inputs, parameters).reason}")
     return outputs
-
-
-def _bits(x: Tensor) -> Tensor:
-    return x.contiguous().view(-1).view(torch.uint8)
 
 
 OF_FUNCTIONS = {

@@ -7,9 +7,10 @@ PyTorch, and the cache on disk keeps which was the fastest.
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,11 @@ from evolve.export.template.free import free_for_kernel, free_for_sizes
 from evolve.export.template.launching import Launchable, Machine, Tensors
 from evolve.export.template.manifest import ExportedEntry, Measured
 from evolve.export.template.options import current
+from evolve.export.template.plans import Reading, sources_of
+from evolve.export.template.unrolled import Written, contiguous
 from evolve.op_on_device import point
 from reference_ops.op import Number, Op, Workload
+from reference_ops.precision import TORCH_DTYPES
 
 # Where a call is made: this decides what a kernel must beat. While a graph is captured, nothing can be timed.
 EAGER, COMPILED, CAPTURED = "eager", "compiled", "captured"
@@ -162,8 +166,7 @@ class Decider:
         try:
             for choice in choices(self.entry, self._kernels, question):
                 if ready := self._prepared(choice, question.workload, device):
-                    decision = Decision("", ready=ready, inputs=found.inputs)
-                    kernels[choice.shipped.id] = partial(launched, decision, parameters, views)
+                    kernels[choice.shipped.id] = self._known_call(ready, question.workload, views, found.inputs)
                 if len(kernels) == MOST_TIMED:
                     break
         except NoKernelError:
@@ -193,12 +196,28 @@ class Decider:
             return
         parameters = dict(question.workload.parameters)
         with torch.no_grad():
-            inputs = tuple(map(as_kernel_reads, views, folds(self.op, [x.shape for x in views]).inputs))
-            ours = self.machine.host_us(lambda: ready.launch(inputs, parameters))
+            shapes = folds(self.op, [x.shape for x in views]).inputs
+            inputs = tuple(map(as_kernel_reads, views, shapes))
+            ours = self.machine.host_us(self._known_call(ready, question.workload, inputs, shapes))
             theirs = self.machine.host_us(lambda: by_pytorch(self.op, inputs, parameters))
         theirs = max(theirs, times.eager_us)
         if max(ours, times.median_us) >= theirs:
             raise SlowLaunchError(f"launching it takes {ours:.0f} us of the host's time, and PyTorch {theirs:.0f} us")
+
+    def _known_call(
+        self, ready: Launchable, workload: Workload, views: Tensors, shapes: Sequence[Shape]
+    ) -> Callable[[], object]:
+        """Return what launches a kernel as a call does that was seen before."""
+        parameters = dict(workload.parameters)
+        sources = sources_of(tuple(starmap(Reading, zip(views, shapes, strict=True))), views)
+        if sources is None:
+            return partial(launched, Decision("", ready=ready, inputs=tuple(shapes)), parameters, views)
+        written = []
+        for spec in self.op.outputs:
+            shape = self.op.shape(spec, workload)
+            dtype = TORCH_DTYPES[spec.dtype or workload.dtype]
+            written.append(Written(shape, contiguous(shape), dtype, is_wanted=True))
+        return partial(ready.planned(sources, written, parameters), *views)
 
     @cached_property
     def _kernels(self) -> dict[str, Kernel]:

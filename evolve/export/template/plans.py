@@ -133,7 +133,7 @@ def planned(ready: Launchable, made: Made, tensors: Sequence[Tensor], *, all_wan
 
     Return None if there is no plan.
     """
-    read, found = _sources(made, tensors), _written(made, all_wanted=all_wanted)
+    read, found = sources_of(made.reads, tensors), _written(made, all_wanted=all_wanted)
     if read is None or found is None:
         return None
     outputs, order = found
@@ -142,11 +142,11 @@ def planned(ready: Launchable, made: Made, tensors: Sequence[Tensor], *, all_wan
     return Plan(run, read, outputs, tuple([wanted.index(at) for at in order]))
 
 
-def _sources(made: Made, tensors: Sequence[Tensor]) -> tuple[Source, ...] | None:
+def sources_of(reads: Sequence[Reading], tensors: Sequence[Tensor]) -> tuple[Source, ...] | None:
     """Return where in a call's tensors a kernel's inputs lie. None if that is not clear."""
     storages = [x.untyped_storage().data_ptr() for x in tensors]
     found = []
-    for view, shape in made.reads:
+    for view, shape in reads:
         storage = view.untyped_storage().data_ptr()
         places = [at for at, one in enumerate(storages) if one == storage]
         if len(places) > 1:  # parts of one tensor: the view must be all of one of them
