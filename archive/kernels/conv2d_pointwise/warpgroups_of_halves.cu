@@ -7,7 +7,7 @@ specialize = ["lines", "columns", "depth", "wide_k", "wide_n", "steps", "blocks_
 
 [knobs]
 GROUP = [16, 8, 32]
-CHUNK = [64, 32, 128]
+CHUNK = [32, 16, 64, 128]
 
 [let]
 lines = "filters"
