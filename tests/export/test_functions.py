@@ -159,22 +159,6 @@ def test_a_function_is_a_node_of_a_graph_that_fx_traces(tmp_path: Path) -> None:
     close(traced(x), torch.softmax(x, -1), x.dtype)
 
 
-def test_autocast_gives_a_kernel_the_dtype_that_pytorch_would(tmp_path: Path) -> None:
-    machine = EmulatedMachine()
-    linear = Function(FORMS["linear"], primitives(["skinny_gemm"], tmp_path, machine))
-    x, weight = torch.randn(5, 16), torch.randn(8, 16)
-    with torch.autocast("cpu", torch.bfloat16):
-        close(linear(x, weight), torch.nn.functional.linear(x, weight), torch.bfloat16)
-    assert len(machine.launched) == 1
-
-
-def test_a_function_of_unknown_autocast_leaves_the_call_to_pytorch(tmp_path: Path) -> None:
-    norm = Function(FORMS["rms_norm"], primitives(["rms_norm"], tmp_path, EmulatedMachine()))
-    with torch.autocast("cpu", torch.bfloat16):
-        explanation = norm.explain((torch.randn(5, 16), (16,), torch.ones(16), 1e-6), {})
-    assert explanation.reason == "autocast is on, and may choose another dtype"
-
-
 def test_vmap_forward_mode_and_double_backward_agree_with_pytorch(tmp_path: Path) -> None:
     ops = primitives(["softmax", "softmax_backward"], tmp_path, EmulatedMachine())
     softmax = Function(FORMS["softmax"], ops)

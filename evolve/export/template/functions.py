@@ -3,6 +3,7 @@ elsewhere."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import starmap
 from typing import Any
 
@@ -24,6 +25,7 @@ from reference_ops.op import Op
 
 ELSEWHERE = object()  # PyTorch must run
 COUNTERS = frozenset(choosing.COUNTERS)  # a call with these is not made twice
+Given = tuple[tuple[Any, ...], Mapping[str, Any]]  # the arguments of a call
 NOT_EXPORTED = "the package has no kernel for it"
 
 
@@ -38,6 +40,7 @@ class Attempt:
     outputs: tuple[Tensor, ...] = ()
     is_whole: bool = True  # not composed of other calls
     is_slow: bool = False  # PyTorch runs because the host launches the kernel too slowly
+    given: tuple[Tensor, ...] = ()  # the tensors of the call as autocast makes them
 
 
 def unplanned(*_tensors: Tensor) -> Any:
@@ -109,25 +112,27 @@ class Function:
         """Return what becomes of a call; what was `decided` for another one of its key holds for this one."""
         if any(map(_overrides, (*arguments, *named.values()))):
             return Attempt(ELSEWHERE)
-        calls = self._lowered(arguments, named)
-        if isinstance(calls, str):
+        given = self._as_cast(arguments, named)
+        calls = given if isinstance(given, str) else self._lowered_as(*given)
+        if isinstance(calls, str) or isinstance(given, str):
             parts = self._parts(arguments, named)
             return Attempt(self._composed(parts) if parts else ELSEWHERE, is_whole=parts is None)
         if decided:
-            return self._launched(calls, *decided)
+            return self._launched(calls, given, *decided)
         is_slow = False
         for place, call in enumerate(calls):
             if primitive := self.primitives.get(call.op):
                 decision = primitive.decision(call.views, call.parameters, after_bytes=call.after_bytes)
                 if decision.ready:
-                    return self._launched(calls, place, decision)
+                    return self._launched(calls, given, place, decision)
                 is_slow |= decision.is_slow_to_launch
         return Attempt(ELSEWHERE, is_slow=is_slow)
 
-    def _launched(self, calls: Sequence[Call], place: int, decision: Decision) -> Attempt:
+    def _launched(self, calls: Sequence[Call], given: Given, place: int, decision: Decision) -> Attempt:
         call = calls[place]
         outputs = self.primitives[call.op].launch(decision, call.views, call.parameters)
-        return Attempt(call.finish(outputs), call, place, decision, outputs)
+        every = tuple(_tensors((*given[0], *given[1].values())))
+        return Attempt(call.finish(outputs), call, place, decision, outputs, given=every)
 
     def _planned(self, tensors: Sequence[Tensor], found: Attempt) -> Run:
         """Return the plan of a call that was just made."""
@@ -141,7 +146,9 @@ class Function:
             return unplanned
         reads = tuple(starmap(Reading, zip(call.views, decision.inputs, strict=True)))
         made = Made(reads, found.outputs, found.result, call.parameters)
-        return runnable(decision.ready, made, tensors, self.primitives[call.op].gradients) or unplanned
+        run = runnable(decision.ready, made, found.given, self.primitives[call.op].gradients)
+        casts = [None if x is own else own.dtype for x, own in zip(tensors, found.given, strict=True)]
+        return partial(_with_casts, run, casts) if run and any(casts) else run or unplanned
 
     def _pytorch_unless_captured(self, *tensors: Tensor) -> Any:
         return None if self._captures(tensors) else ELSEWHERE
@@ -205,12 +212,11 @@ class Function:
 
     def _lowered(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> list[Call] | str:
         """Return the calls of ops that a call amounts to, or why PyTorch must run."""
-        if torch.is_autocast_enabled(self._device_type):
-            to = self._autocast()
-            if to is None:
-                return "autocast is on, and may choose another dtype"
-            if to is not torch.float64:
-                arguments, named = cast(arguments, to), {name: cast(value, to) for name, value in named.items()}
+        given = self._as_cast(arguments, named)
+        return given if isinstance(given, str) else self._lowered_as(*given)
+
+    def _lowered_as(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> list[Call] | str:
+        """Do so for arguments as autocast makes them."""
         try:
             found = self.form.lower(*arguments, **named)
         except REFUSALS as error:  # PyTorch raises its own error to the caller
@@ -219,11 +225,36 @@ class Function:
             return found
         return [found] if isinstance(found, Call) else found
 
+    def _as_cast(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Given | str:
+        """Return the arguments as autocast makes them, or that this is not known."""
+        if not torch.is_autocast_enabled(self._device_type):
+            return arguments, named
+        to = self._autocast()
+        if to is None:
+            return "autocast is on, and may choose another dtype"
+        if to is torch.float64:
+            return arguments, named
+        return cast(arguments, to), {name: cast(value, to) for name, value in named.items()}
+
     def _autocast(self) -> torch.dtype | None:
         """Return the dtype that autocast gives to the arguments, float64 if it leaves them; None if that is unknown."""
         if self.form.autocast == LOW:
             return torch.get_autocast_dtype(self._device_type)
         return {FLOAT32: torch.float32, NOTHING: torch.float64}.get(self.form.autocast)
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors of arguments in the order of a call's key."""
+    for x in values:
+        if isinstance(x, Tensor):
+            yield x
+        elif isinstance(x, tuple | list):
+            yield from _tensors(x)
+
+
+def _with_casts(run: Run, casts: Sequence[torch.dtype | None], *tensors: Tensor) -> Any:
+    """Run a plan on a call's tensors, of which autocast gives some another dtype."""
+    return run(*[x if to is None else x.to(to) for x, to in zip(tensors, casts, strict=True)])
 
 
 def _overrides(x: Any) -> bool:

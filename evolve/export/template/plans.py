@@ -16,7 +16,7 @@ from torch.nn import Parameter
 
 from evolve.export.template import options
 from evolve.export.template.launching import Launchable
-from evolve.export.template.unrolled import PLAIN, Run, Shape, Source, View, Written
+from evolve.export.template.unrolled import PLAIN, Run, Shape, Source, View, Written, autocast_to
 from reference_ops.op import Number
 
 MOST_PLANS = 4096
@@ -35,11 +35,7 @@ _tf32 = torch._C._get_cudnn_allow_tf32  # noqa: SLF001 - the public way takes ha
 def modes_are_plain() -> bool:
     """Return whether no mode of PyTorch is on in which a call is always decided anew."""
     return not (
-        _autocast()
-        or _dispatch_modes()
-        or _tracing() is not None
-        or _transform() is not None
-        or forward_ad._current_level >= 0  # noqa: SLF001 - there is no public way to ask
+        _dispatch_modes() or _tracing() is not None or _transform() is not None or forward_ad._current_level >= 0  # noqa: SLF001 - there is no public way to ask
     )
 
 
@@ -60,6 +56,8 @@ def key_of(arguments: tuple[Any, ...], named: Mapping[str, Any], tensors: list[T
             facts.append(tuple(named))
             if not _add(tuple(named.values()), facts, tensors):
                 return None
+        if _autocast():
+            facts.append(autocast_to(tensors[0].device.type if tensors else ""))
     except RuntimeError:  # a tensor without strides
         return None
     return tuple(facts)

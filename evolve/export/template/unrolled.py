@@ -26,6 +26,7 @@ Shape = tuple[int, ...]
 PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype))
 SEVERAL = frozenset((list, tuple, torch.Size))
 
+_any_autocast = torch._C._is_any_autocast_enabled  # noqa: SLF001 - the public way takes a type of device
 _deterministic = torch._C._get_deterministic_algorithms  # noqa: SLF001 - the public way is a function of Python
 _dispatch_modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001 - there is no public way to ask
 _tf32 = torch._C._get_cudnn_allow_tf32  # noqa: SLF001 - the public way takes half a microsecond
@@ -140,7 +141,7 @@ def recalled(
             conditions.append(f"not ({f'x{at} is v{at} or ' if _is_constant(x) else ''}alike(x{at}, v{at}))")
         elif at:  # a nested tensor, which would end the process in the guard; it refused to tell the shape of x0
             conditions.append(f"type(x{at}) is not v{at} or x{at}.is_nested")
-    others = _other_modes(values, uses_tf32=uses_tf32, learning=any(x.requires_grad for x in tensors))
+    others = _other_modes(values, tensors, uses_tf32=uses_tf32)
     read = numbered("x", places)
     lines = [
         "def call(arguments, named):",
@@ -155,11 +156,15 @@ def recalled(
     return defined(lines, values)
 
 
-def _other_modes(values: dict[str, Any], *, uses_tf32: bool, learning: bool) -> list[str]:
+def _other_modes(values: dict[str, Any], tensors: Sequence[Tensor], *, uses_tf32: bool) -> list[str]:
     """Return the conditions under which modes or options are others than now, and add what they need to the values.
 
-    Autocast, tracing and the transforms of torch.func are known to the guard, as they add to every tensor's keys.
+    Tracing, the transforms of torch.func and whether autocast is on are known to the guard, as they add to every
+    tensor's keys.
     """
+    learning, kind = any(x.requires_grad for x in tensors), tensors[0].device.type
+    cast_to = autocast_to(kind) if _any_autocast() else None
+    values |= {"kind": kind, "autocast_dtype": torch.get_autocast_dtype, "cast_to": cast_to}
     values |= {"modes": _dispatch_modes, "forward_ad": forward_ad, "deterministic": _deterministic}
     values |= {"chosen": options.current(), "of_block": options.of_block, "of_process": options.of_process}
     values |= {"gradients": torch.is_grad_enabled, "tf32": _tf32}
@@ -169,7 +174,14 @@ def _other_modes(values: dict[str, Any], *, uses_tf32: bool, learning: bool) -> 
         f"deterministic() is not {_deterministic()}",
         *([f"tf32() is not {_tf32()}"] if uses_tf32 else []),
         *([f"gradients() is not {torch.is_grad_enabled()}"] if learning else []),
+        *(["autocast_dtype(kind) is not cast_to"] if cast_to else []),
     ]
+
+
+def autocast_to(device_type: str) -> torch.dtype | None:
+    """Return the dtype of autocast on devices of a type, where it is on."""
+    is_on = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+    return torch.get_autocast_dtype(device_type) if is_on else None
 
 
 def _is_fixed(x: Any) -> bool:
@@ -202,7 +214,8 @@ def _guard(tensors: Sequence[Tensor]) -> Callable[..., bool]:
 @cache
 def guards_tell() -> bool:
     """Return whether PyTorch's guards tell apart what a decision depends on, as they are tried once."""
-    with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():  # noqa: SLF001 - no public way
+    plainly = torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False)
+    with plainly[0], plainly[1], plainly[2], torch._C.DisableTorchFunction():  # noqa: SLF001 - no public way
         x = torch.zeros(2, 3, device="cpu")
         strange = torch.zeros(2, 3, dtype=torch.complex64, device="cpu").conj().imag
         others = (x[:1], x.new_zeros(3, 2).t(), x.double(), x.to("meta"), strange, Parameter(x), Parameter(x, False))

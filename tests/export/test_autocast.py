@@ -1,0 +1,84 @@
+"""Calls under autocast: kernels get the dtype that PyTorch's functions would, also where a call was seen before."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from emulated_machine import EmulatedMachine, primitives
+from torch import Tensor
+from torch.nn import functional
+
+from evolve.export.families import forms
+from evolve.export.template.comparing import close
+from evolve.export.template.functions import Function
+from evolve.export.template.unrolled import guards_tell
+
+FORMS = {form.name: form for form in forms()}
+BACKWARD = ("conv2d_backward_data", "conv2d_backward_weight")
+
+
+def tried(folder: Path, name: str, *ops: str) -> tuple[Function, EmulatedMachine]:
+    machine = EmulatedMachine()
+    return Function(FORMS[name], primitives(ops, folder, machine)), machine
+
+
+def test_autocast_gives_a_kernel_the_dtype_that_pytorch_would(tmp_path: Path) -> None:
+    linear, machine = tried(tmp_path, "linear", "skinny_gemm")
+    x, weight = torch.randn(5, 16), torch.randn(8, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        close(linear(x, weight), functional.linear(x, weight), torch.bfloat16)
+    assert len(machine.launched) == 1
+
+
+def test_a_function_of_unknown_autocast_leaves_the_call_to_pytorch(tmp_path: Path) -> None:
+    norm, machine = tried(tmp_path, "rms_norm", "rms_norm")
+    x, weight = torch.randn(5, 16), torch.ones(16)
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(2):
+            torch.testing.assert_close(norm(x, (16,), weight, 1e-6), functional.rms_norm(x, (16,), weight, 1e-6))
+        explanation = norm.explain((x, (16,), weight, 1e-6), {})
+    assert explanation.reason == "autocast is on, and may choose another dtype"
+    assert not machine.launched
+
+
+def test_a_known_call_gets_the_dtype_of_the_autocast_at_hand(tmp_path: Path) -> None:
+    linear, machine = tried(tmp_path, "linear", "skinny_gemm")
+    weight, planned = torch.randn(8, 16), []
+    for dtype in (torch.bfloat16, torch.float16, None) * 2:
+        x, before = torch.randn(5, 16), len(machine.planned_launches)
+        with torch.autocast("cpu", dtype, enabled=dtype is not None):
+            got, expected = (function(x, weight) for function in (linear, functional.linear))
+        assert got.dtype == expected.dtype == (dtype or torch.float32)
+        close(got, expected, got.dtype)
+        planned.append(len(machine.planned_launches) - before)
+    assert planned == [0, 0, 0, 1, 1, 1]
+
+
+def test_guards_are_tried_without_the_autocast_of_the_first_call() -> None:
+    guards_tell.cache_clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert guards_tell()
+
+
+def in_autocast(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return function(*arguments)
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["after it", "within it"])
+def test_gradients_are_those_of_pytorch_in_the_dtype_of_what_asks(tmp_path: Path, inside: bool) -> None:
+    conv2d, machine = tried(tmp_path, "conv2d", "conv2d", *BACKWARD)
+    for _ in range(4):
+        x, weight = torch.randn(2, 3, 8, 8, requires_grad=True), torch.randn(4, 3, 3, 3, requires_grad=True)
+        outs = [in_autocast(function, x, weight, None, 1, 1) for function in (conv2d, functional.conv2d)]
+        assert [out.dtype for out in outs] == [torch.bfloat16] * 2
+        grad = torch.randn(outs[0].shape).bfloat16()
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            got, expected = (torch.autograd.grad(out, (x, weight), grad) for out in outs)
+        assert [one.dtype for one in got] == [torch.float32] * 2
+        close(got, expected, torch.bfloat16)
+    # Forwards from the second call on, and from the third on both steps of the backward.
+    assert len(machine.planned_launches) == 3 + 2 * 2
+    assert len(machine.launched) == 4 * 3
