@@ -136,14 +136,15 @@ def run_setup(
         session.check_strategy(run_options.strategy)
         for locator in setup.locators:
             catalog.locate(locator)
-        if not run_options.replay:
-            tune = not run_options.no_tune
-            proposer = wiring.proposer(run_options.proposer, run_options.models, phases.wait, tune=tune)
-            _check_proposer(proposer.name, setup)
         with ExitStack() as stack:
+            # First, because its process and this one then import PyTorch at the same time, which takes seconds.
             engine = stack.enter_context(
                 session.starting_engine(run_options.device, phases, output, run_options.machines)
             )
+            if not run_options.replay:
+                tune = not run_options.no_tune
+                proposer = wiring.proposer(run_options.proposer, run_options.models, phases.wait, tune=tune)
+                _check_proposer(proposer.name, setup)
             what = setup.locators[0] if len(setup.locators) == 1 else f"{len(setup.locators)} ops"
             with output.status(f"loading {what}"):
                 from evolve.cli import display
