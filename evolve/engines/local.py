@@ -8,16 +8,18 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Outcome, Profile
 from evolve.devices.choose import policy_of
-from evolve.engines.assigned import JobState, SideJob, Worker
-from evolve.engines.engine import Job
-from evolve.engines.failures import (
+from evolve.engines.assigned import (
     Failure,
+    JobState,
+    SideJob,
+    Worker,
     after_exit,
     after_failure,
     after_timeout,
     describe_exit,
     killed_from_outside,
 )
+from evolve.engines.engine import Job
 from evolve.engines.lacking import LackingBaselines, beside_eager
 from evolve.engines.messages import WAITING, Done, Exited, Failed, Lacking, Message, Phase, Precompiled, Ready, Role
 from evolve.engines.pool import WorkerPool

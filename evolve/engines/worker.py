@@ -42,11 +42,10 @@ from evolve.engines.messages import (
 from evolve.engines.sandbox import Bounds
 from evolve.errors import UserError
 from evolve.evaluation import baselines
-from evolve.evaluation.ahead import compile_ahead
+from evolve.evaluation.baselines import compile_ahead
 from evolve.evaluation.buffers import bytes_held
 from evolve.evaluation.compiling import precompile
 from evolve.evaluation.evaluate import Evaluator, evaluate
-from evolve.evaluation.profile import profiled
 from evolve.evaluation.requests import (
     PreparationRequest,
     Prepared,
@@ -55,7 +54,7 @@ from evolve.evaluation.requests import (
     TimingRequest,
     TimingResult,
 )
-from evolve.evaluation.time_pytorch import time_pytorch
+from evolve.evaluation.time_pytorch import profiled, time_pytorch
 from reference_ops import catalog
 from reference_ops.catalog import CatalogError
 from reference_ops.listing import user_cache_dir

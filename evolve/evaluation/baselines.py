@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 
@@ -23,6 +24,7 @@ from evolve.evaluation.baseline_times import Baselines
 from reference_ops.inputs import inputs_at
 from reference_ops.listing import user_cache_dir
 from reference_ops.op import Op, Tensors, Workload
+from reference_ops.precision import TORCH_DTYPES
 
 VERSION = 2  # of the timing method; cached times of other versions are ignored
 SAMPLES, SETS = 24, 2
@@ -222,3 +224,69 @@ def _source_of(op: Op) -> str:
     """Return the text of the file that defines the op: changing it invalidates cached times."""
     file = getattr(sys.modules.get(op.reference.__module__), "__file__", None)
     return Path(file).read_text(encoding="utf-8") if file and Path(file).is_file() else ""
+
+
+MEASURING = "benchmark"  # the beginning of the names of methods that measure
+
+
+class _StoppedError(BaseException):
+    """Ends a compilation. It is no Exception, because the compiler takes those for a choice that does not work."""
+
+
+def compile_ahead(name: str, op: Op, workload: Workload, torch_device: str) -> bool:
+    """Compile a baseline for this workload, up to where the device is needed; return whether that is the end."""
+    if name not in MODES or switched_off():
+        return False
+    ended: list[bool] = []
+
+    def call(*_: object) -> NoReturn:
+        ended.append(True)
+        raise _StoppedError
+
+    try:
+        _keep_from_measuring()
+        compiler = torch._TorchCompileInductorWrapper(MODES[name], None, False)  # noqa: SLF001 - there is no public name
+
+        def backend(graph: Any, inputs: Any) -> Callable[..., NoReturn]:
+            compiler(graph, inputs)
+            return call
+
+        function = torch.compile(op.baseline or op.reference, dynamic=False, backend=backend)
+        with time_limit(COMPILE_SECONDS[name]):
+            function(*fake_inputs(op, workload, torch_device).values(), **dict(workload.parameters))
+    except (_StoppedError, Exception):  # noqa: BLE001, S110 - what fails here fails again where it counts
+        pass
+    finally:
+        torch._dynamo.reset()  # noqa: SLF001 - torch.compiler.reset is this function
+    return bool(ended)
+
+
+def fake_inputs(op: Op, workload: Workload, torch_device: str) -> Tensors:
+    """Return inputs that have sizes but no numbers."""
+    modes: Any = import_module("torch._subclasses.fake_tensor")
+    with modes.FakeTensorMode():
+        return {
+            spec.name: torch.empty(
+                op.shape(spec, workload), dtype=TORCH_DTYPES[spec.dtype or workload.dtype], device=torch_device
+            )
+            for spec in op.inputs
+        }
+
+
+def _keep_from_measuring() -> None:
+    """Let this process compile on its own, and make torch.compile stop where it would measure.
+
+    Raises an exception if this version of PyTorch measures in another way, so that nothing is compiled ahead.
+    """
+    settings: Any = import_module("torch._inductor.config")
+    settings.compile_threads = 1
+    measuring: Any = import_module("torch._inductor.runtime.benchmarking").benchmarker
+    methods = [name for name in dir(measuring) if name.startswith(MEASURING) and callable(getattr(measuring, name))]
+    if not methods:
+        raise RuntimeError("torch.compile's measurements were not found")
+    for name in methods:
+        setattr(measuring, name, _stop)
+
+
+def _stop(*_arguments: object, **_options: object) -> NoReturn:
+    raise _StoppedError

@@ -16,11 +16,10 @@ from evolve.errors import UserError
 from evolve.evaluation import baselines
 from evolve.evaluation.baseline_times import Baselines
 from evolve.evaluation.baselines import BaselineCache
-from evolve.evaluation.beyond import Beyond, check_beyond
 from evolve.evaluation.buffers import Arena
 from evolve.evaluation.check import Inspector
 from evolve.evaluation.compiling import Compiled, compiled, traits, verdict_on
-from evolve.evaluation.confirm import confirmation
+from evolve.evaluation.confirm import Beyond, check_beyond, confirmation
 from evolve.evaluation.op_check import blind_spots
 from evolve.evaluation.timing import measure
 from evolve.evaluation.truth import defined

@@ -1,8 +1,14 @@
 """Points of an op's roofline: the work and the traffic of each workload, and what its champion achieves of it."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
+from archive import plain
 from archive.records import DeviceInfo
 from evolve.devices.choose import policy_of
 from evolve.op_on_device import all_flops, speed_of_light
@@ -77,3 +83,50 @@ def _point(work: Work, device: DeviceInfo, champion: Champion) -> RooflinePoint 
     peak = work.flops / (work.arithmetic_us * 1e6)  # TFLOP/s that the units reach with this op's mix of arithmetic
     return RooflinePoint(champion.workload, work.flops / work.least_bytes, work.flops / (us * 1e6), peak,
                          device.copy_gb_s / 1e3, work.unit)  # fmt: skip
+
+
+SECONDS = 120.0
+Wanted = tuple[str, DeviceInfo]
+
+
+@dataclass
+class WorkAside:
+    """The work of ops on devices, each read once. Several threads may ask at the same time."""
+
+    known: dict[Wanted, Mapping[str, Work]] = field(default_factory=dict)
+    reading: threading.Lock = field(default_factory=threading.Lock)
+
+    def __call__(self, op: str, device: DeviceInfo) -> Mapping[str, Work]:
+        self.read([(op, device)])
+        return self.known.get((op, device), {})
+
+    def read(self, wanted: Iterable[Wanted]) -> None:
+        """Read what is not known yet. What cannot be read counts as unknown, so that pages lack a roofline only."""
+        with self.reading:
+            missing = [one for one in dict.fromkeys(wanted) if one not in self.known]
+            if missing:
+                self.known |= dict(zip(missing, _read(missing), strict=True))
+
+
+def _read(wanted: list[Wanted]) -> list[Mapping[str, Work]]:
+    given = json.dumps([(op, asdict(device)) for op, device in wanted])
+    try:
+        answer = subprocess.run(
+            [sys.executable, "-m", __name__], input=given, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            text=True, timeout=SECONDS, check=True,
+        ).stdout  # fmt: skip
+        found = json.loads(answer)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return [{} for _ in wanted]
+    return [{key: plain.record(Work, work) for key, work in of_op.items()} for of_op in found]
+
+
+def main() -> None:
+    """Answer for the ops and devices on standard input."""
+    wanted: list[tuple[str, dict[str, Any]]] = json.load(sys.stdin)
+    works = [work_of(op, plain.record(DeviceInfo, device)) for op, device in wanted]
+    print(json.dumps([{key: asdict(work) for key, work in of_op.items()} for of_op in works]))
+
+
+if __name__ == "__main__":
+    main()

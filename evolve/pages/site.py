@@ -16,9 +16,8 @@ from evolve.pages.kernel_page import kernel_page
 from evolve.pages.op_page import op_page
 from evolve.pages.overview import overview
 from evolve.pages.render import Page, Renderer
-from evolve.pages.roofline import roofline
+from evolve.pages.roofline import WorkAside, roofline
 from evolve.pages.run_page import run_lines, run_page
-from evolve.pages.work_aside import WorkAside
 
 CANDIDATES = 8
 COMPARED_BY_ID = ("kernels", "runs")

@@ -18,7 +18,7 @@ from archive.sqlite import open_archive
 from evolve import wiring
 from evolve.engines.engine import Engine, Job, TimesPyTorch
 from evolve.engines.local import LocalEngine
-from evolve.engines.shared import SharedEngine
+from evolve.engines.station import SharedEngine
 from evolve.errors import UserError
 from evolve.evaluation.requests import TimingRequest
 

@@ -10,7 +10,7 @@ from fake_engine import FakeEngine, verdict
 from archive.kernel import Kernel
 from archive.records import Evaluation
 from evolve.engines.engine import Job
-from evolve.engines.shared import SharedEngine
+from evolve.engines.station import SharedEngine
 from evolve.errors import UserError
 
 

@@ -15,9 +15,9 @@ from evolve.devices.choose import policy_of
 from evolve.devices.device import Device, RejectedError
 from evolve.devices.emulated.device import EmulatedDevice
 from evolve.evaluation import evaluate as evaluation
-from evolve.evaluation.beyond import Beyond, _repeated, check_beyond, repeats_rows
 from evolve.evaluation.buffers import Arena
 from evolve.evaluation.check import Inspector
+from evolve.evaluation.confirm import Beyond, _repeated, check_beyond, repeats_rows
 from evolve.evaluation.evaluate import Evaluator, evaluate
 from reference_ops import catalog
 from reference_ops.inputs import inputs_at

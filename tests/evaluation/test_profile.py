@@ -13,8 +13,8 @@ from archive.binding import Bound
 from archive.kernel import Kernel, parse
 from archive.records import Outcome
 from evolve.devices.device import Counted, Profiler, RejectedError, Tools
-from evolve.evaluation.profile import profiled
 from evolve.evaluation.requests import ProfileResult
+from evolve.evaluation.time_pytorch import profiled
 
 Tensors = Mapping[str, torch.Tensor]
 

@@ -21,9 +21,9 @@ pytest.importorskip("uvicorn")
 from starlette.testclient import TestClient
 
 from evolve.pages import server
+from evolve.pages.roofline import WorkAside
 from evolve.pages.server import HOST, application, listening, stamp
 from evolve.pages.site import Site
-from evolve.pages.work_aside import WorkAside
 
 HERE = "http://localhost:8642"
 BEST = shown_archive.champion()

@@ -9,9 +9,8 @@ import shown_archive
 from command import environment
 from shown_archive import CPU, H200
 
-from evolve.pages import work_aside
-from evolve.pages.roofline import work_of
-from evolve.pages.work_aside import WorkAside
+from evolve.pages import roofline
+from evolve.pages.roofline import WorkAside, work_of
 
 SHOWN = """
 import sys
@@ -51,7 +50,7 @@ def test_what_cannot_be_read_is_not_asked_for_again(monkeypatch: pytest.MonkeyPa
     aside = WorkAside()
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     assert aside("softmax", H200) == {}
-    monkeypatch.setattr(work_aside, "_read", lambda _wanted: pytest.fail("asked again"))
+    monkeypatch.setattr(roofline, "_read", lambda _wanted: pytest.fail("asked again"))
     assert aside("softmax", H200) == {}
 
 

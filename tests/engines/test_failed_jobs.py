@@ -12,10 +12,9 @@ import bad_kernels
 import pytest
 
 from archive.records import Outcome
-from evolve.engines import assigned, failures
-from evolve.engines.assigned import JobState, Worker, cpu_seconds
+from evolve.engines import assigned
+from evolve.engines.assigned import Failure, JobState, Worker, cpu_seconds
 from evolve.engines.engine import Job
-from evolve.engines.failures import Failure
 from evolve.engines.messages import Channel, Role
 
 SEGV, KILL = -signal.SIGSEGV, -signal.SIGKILL
@@ -37,7 +36,7 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
 
 
 def after_exit(state: JobState, worker: Worker, status: int, *, shared_memory: bool = True) -> Failure | None:
-    return failures.after_exit(state, worker, status, "it ended", shared_memory=shared_memory)
+    return assigned.after_exit(state, worker, status, "it ended", shared_memory=shared_memory)
 
 
 def test_without_shared_memory_the_kernel_that_ends_its_worker_has_crashed(state: JobState, worker: Worker) -> None:
@@ -68,8 +67,8 @@ def test_a_compiler_that_ends_gives_a_compile_error(state: JobState, worker: Wor
 
 
 def test_a_second_different_failure_is_blamed_on_the_kernel_and_the_log_names_both(state: JobState) -> None:
-    assert failures.after_failure(state, "a TypeError") is None
-    failure = failures.after_failure(state, "a RuntimeError")
+    assert assigned.after_failure(state, "a TypeError") is None
+    failure = assigned.after_failure(state, "a RuntimeError")
     assert failure
     assert failure.outcome is Outcome.CRASHED
     assert failure.log.index("a TypeError") < failure.log.index("a RuntimeError")
@@ -83,7 +82,7 @@ def test_the_outcome_of_a_timeout_depends_on_its_phase(
     state: JobState, worker: Worker, phase: str, outcome: Outcome
 ) -> None:
     worker.begin(phase)
-    failure = failures.after_timeout(state, worker, "it took too long")
+    failure = assigned.after_timeout(state, worker, "it took too long")
     assert failure
     assert (failure.outcome, "endless loop" in failure.log) == (outcome, phase == "run")
 
@@ -91,8 +90,8 @@ def test_the_outcome_of_a_timeout_depends_on_its_phase(
 def test_a_kernel_that_has_run_before_may_miss_a_deadline_once(state: JobState, worker: Worker) -> None:
     for phase in ("run", "check", "run"):
         worker.begin(phase)
-    assert failures.after_timeout(state, worker, "it took too long") is None
-    failure = failures.after_timeout(state, worker, "it took too long")
+    assert assigned.after_timeout(state, worker, "it took too long") is None
+    failure = assigned.after_timeout(state, worker, "it took too long")
     assert failure
     assert failure.outcome is Outcome.TIMED_OUT
 

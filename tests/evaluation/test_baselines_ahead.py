@@ -14,7 +14,7 @@ import torch
 from scripted_device import SMALL_OP as OP
 
 from evolve.devices.policy import AUTOTUNE, COMPILE, EAGER
-from evolve.evaluation import ahead, baselines
+from evolve.evaluation import baselines
 
 WORKLOAD = OP.gpu[0]
 TESTS = Path(__file__).parents[1]
@@ -30,7 +30,7 @@ what, device, name = sys.argv[1:]
 OP = catalog.load(name)
 WORKLOAD = OP.gpu[0] if device == "cuda" else OP.emulated[0]
 if what == "ahead":
-    from evolve.evaluation.ahead import compile_ahead
+    from evolve.evaluation.baselines import compile_ahead
     print(compile_ahead("compile", OP, WORKLOAD, device))
     if device == "cuda":  # no tensor had memory, so nothing can have run on one
         assert torch.cuda.max_memory_allocated() < OP.nbytes(WORKLOAD) / 100
@@ -78,7 +78,7 @@ def test_a_baseline_is_compiled_in_its_mode_for_inputs_without_numbers(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = installed(monkeypatch, Compiler())
-    assert ahead.compile_ahead(name, OP, WORKLOAD, "cpu")
+    assert baselines.compile_ahead(name, OP, WORKLOAD, "cpu")
     assert compiler.modes == [baselines.MODES[name]]
     (given,) = compiler.inputs
     assert type(given).__name__ == "FakeTensor"
@@ -98,7 +98,7 @@ def test_a_compilation_stops_where_it_would_measure(
         went_on.append(True)
 
     installed(monkeypatch, Compiler(choose))
-    assert not ahead.compile_ahead(AUTOTUNE, OP, WORKLOAD, "cpu")
+    assert not baselines.compile_ahead(AUTOTUNE, OP, WORKLOAD, "cpu")
     assert went_on == []
     assert benchmarker.infer_device() == "cuda"
 
@@ -108,18 +108,18 @@ def test_nothing_is_compiled_where_measurements_cannot_be_stopped(
 ) -> None:
     del benchmarker.benchmark_gpu, benchmarker.benchmark
     compiler = installed(monkeypatch, Compiler())
-    assert not ahead.compile_ahead(COMPILE, OP, WORKLOAD, "cpu")
+    assert not baselines.compile_ahead(COMPILE, OP, WORKLOAD, "cpu")
     assert compiler.inputs == []
 
 
 @pytest.mark.usefixtures("benchmarker")
 def test_a_compiler_that_fails_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, Compiler(lambda: torch.empty(-1)))
-    assert not ahead.compile_ahead(COMPILE, OP, WORKLOAD, "cpu")
+    assert not baselines.compile_ahead(COMPILE, OP, WORKLOAD, "cpu")
 
 
 def test_eager_pytorch_is_not_compiled() -> None:
-    assert not ahead.compile_ahead(EAGER, OP, WORKLOAD, "cpu")
+    assert not baselines.compile_ahead(EAGER, OP, WORKLOAD, "cpu")
 
 
 @pytest.mark.exhaustive
