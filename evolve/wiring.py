@@ -75,20 +75,36 @@ def proposer(
 ) -> "Proposer":
     """Return the requested proposer; by default `llm` if a model is named or a key or base URL is set, else `offline`.
 
-    `watch` is told a key and the reason when a question to a model waits for its server, and an empty text afterwards.
     If `tune` is false, the knobs of the models' kernels are not tuned.
+    """
+    return with_tuner(language_models(requested, models, watch), tune=tune)
+
+
+def language_models(
+    requested: str = "", models: tuple[str, ...] = (), watch: Callable[[str, str], None] | None = None
+) -> "Proposer | None":
+    """Return what asks the language models that `proposer` uses, or None if that is the offline one; without PyTorch.
+
+    `watch` is told a key and the reason when a question to a model waits for its server, and an empty text afterwards.
     """
     if requested not in ("", "offline", "llm"):
         raise UserError(f"there is no proposer `{requested}`", "choose offline or llm")
     reachable = bool(os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL"))
     if requested == "offline" or not (reachable or requested or models):
-        from evolve.proposers.tuner.proposer import OfflineProposer
-
-        return OfflineProposer()
+        return None
     from evolve.proposers.llm.endpoint import unwatched
     from evolve.proposers.llm.proposer import from_environment
 
-    return _with_tuner(from_environment(models, watch=watch or unwatched), tune=tune)
+    return from_environment(models, watch=watch or unwatched)
+
+
+def with_tuner(models: "Proposer | None", *, tune: bool = True) -> "Proposer":
+    """Return the proposer that asks these models and tunes their kernels, or the offline one if there are none."""
+    from evolve.proposers.tuner.proposer import FinishingProposer, OfflineProposer
+
+    if models is None:
+        return OfflineProposer()
+    return FinishingProposer(models, OfflineProposer()) if tune else models
 
 
 def replaying(store: Store, run: str, *, tune: bool = True) -> "Proposer":
@@ -99,13 +115,7 @@ def replaying(store: Store, run: str, *, tune: bool = True) -> "Proposer":
     exchanges = replay.recorded(store, run)
     answering = replay.Recorded(run, exchanges)
     models = LlmProposer(replay.models(exchanges), answering, answering.in_recorded_order)
-    return replay.AsManyProposals(_with_tuner(models, tune=tune), [replay.number_of_proposals(store, run)])
-
-
-def _with_tuner(models: "Proposer", *, tune: bool) -> "Proposer":
-    from evolve.proposers.tuner.proposer import FinishingProposer, OfflineProposer
-
-    return FinishingProposer(models, OfflineProposer()) if tune else models
+    return replay.AsManyProposals(with_tuner(models, tune=tune), [replay.number_of_proposals(store, run)])
 
 
 def archive_path(requested: Path | None) -> Path:

@@ -1,6 +1,7 @@
-"""`evolve top`, `show`, `diff` and `tree`: show what the archive holds, without importing torch."""
+"""`evolve top`, `show`, `diff`, `tree`, `serve` and `report`: show what the archive holds, without importing torch."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,7 +13,7 @@ from archive.proposals import Proposal
 from archive.records import DeviceInfo, Evaluation, Outcome
 from archive.sqlite import SqliteStore
 from archive.store import Store, uncollected
-from archive.summaries import KernelSummary, ProposalSummary
+from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary
 from evolve import wiring
 from evolve.cli import lookup, options
 from evolve.cli.options import (
@@ -49,7 +50,7 @@ from evolve.report.standing_tables import (
     unmeasured_table,
 )
 from evolve.report.tables import WIDE
-from evolve.report.words import console, counted, print_json, print_text
+from evolve.report.words import console, counted, listed, print_json, print_text
 from reference_ops.catalog import is_path
 
 KERNELS_LISTED = 50
@@ -290,3 +291,72 @@ def _nothing(op: str, device: str, *, proposed: bool) -> tuple[str, str]:
         return f"there is no op `{op}` in the archive or the catalog", "`evolve ops` lists the catalog"
     what = f"of {op} " if op else ""
     return f"the archive holds no evaluations {what}yet{where}", f"`evolve run {op or 'softmax'}` makes some"
+
+
+REPORT = Path("report.html")
+WEB = ("starlette", "uvicorn")  # the extra `web`
+OpsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[OP...]", help="Show only these ops.", autocompletion=op_names, show_default=False),
+]
+
+
+def report(
+    ops: OpsArgument = None,
+    output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write.")] = REPORT,
+    kernels: Annotated[
+        int,
+        typer.Option(
+            "--kernels",
+            min=0,
+            help="Kernels with a page of their own, per op and device, beside the champions and their ancestors, which "
+            "all have one. With many ops there are fewer: 1000 in the file. The pages say how many are left out.",
+        ),
+    ] = 30,
+    archive: ArchiveOption = None,
+) -> None:
+    """Write the archive's pages into one HTML file that needs no network."""
+    from evolve.pages import one_file
+
+    store = wiring.archive(archive, read_only=True)
+    names = list(dict.fromkeys(lookup.op_name(op) for op in ops or ()))
+    held = store.count(EvaluationSummary, "op")
+    if missing := [name for name in names if name not in held]:
+        lookup.absent(f"the archive holds no evaluations of {listed(missing)}", "`evolve top` lists the ops in it")
+    if not held:
+        lookup.absent("the archive holds no evaluations yet", "`evolve run softmax` makes some")
+    text = one_file.report(store, names, kernels)
+    try:
+        output.write_text(text, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UserError(f"cannot write {output}: {error.strerror}", "name another file with --out") from error
+    size = f"{len(text.encode(errors='replace')) / 1e6:.1f} MB"
+    console().print(f"{output}: {counted(len(names) or len(held), 'op')}, {size}; open it in a browser", soft_wrap=True)
+
+
+def serve(
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 for any free one.")] = 8642,
+    show: Annotated[bool, typer.Option("--open", help="Open a browser.")] = False,
+    archive: ArchiveOption = None,
+) -> None:
+    """Serve the archive's pages to a browser on this machine, live while a run writes."""
+    try:
+        from evolve.pages import server, site
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in WEB:
+            raise
+        raise UserError(
+            f"`evolve serve` needs the package {error.name}",
+            "pip install 'evolve-kernels[web]'; `evolve report` works without it",
+        ) from error
+    wiring.archive(archive, read_only=True).close()
+    bound = server.listening(port)
+    address = f"http://localhost:{bound.getsockname()[1]}/"
+    output = console()
+    output.print(f"{address}  (Ctrl-C ends it)", soft_wrap=True)
+    number = bound.getsockname()[1]
+    tunnel = f"only this machine can connect; from another one: ssh -L {number}:127.0.0.1:{number} HOST"
+    output.print(tunnel, style="dim", soft_wrap=True)
+    if show:
+        typer.launch(address)
+    server.serve(wiring.archive_path(archive), site.Site(), bound)

@@ -1,5 +1,7 @@
-"""`evolve evaluate`: evaluate pending kernels, or explain the verdict on one."""
+"""`evolve evaluate` and `work`: pending kernels of an archive, or of a folder shared with other machines."""
 
+import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -13,7 +15,8 @@ from archive import seeds
 from archive.claims import claims_on
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation
-from archive.store import Store
+from archive.sqlite import open_archive
+from archive.store import ArchiveError, Store
 from evolve import wiring
 from evolve.cli import lookup, signals
 from evolve.cli.exchange import ADD_FILE, take_files, without_op
@@ -37,6 +40,7 @@ from evolve.cli.signals import Stopped
 from evolve.devices import choose
 from evolve.engines import trial
 from evolve.engines.engine import Engine, Job
+from evolve.engines.shared_folder import Folder, FolderClaims, claims_in
 from evolve.errors import UserError
 from evolve.report import facts
 from evolve.report.basis import Basis
@@ -280,3 +284,76 @@ def print_explanation(prefix: str, targets: Sequence[str], kind: str, archive: P
             output.print("\n")
         for part in explanation(kernel, of_one, output.width):
             output.print(part)
+
+
+LOOK_SECONDS = 5.0
+FOLDER_HELP = "Folder that all machines see, or HOST:FOLDER if ssh reaches it, with archives (*.db) of kernels."
+MINUTES_HELP = "Wait so long for archives with more kernels [default: end when no kernel is pending]."
+
+
+def work(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER|HOST:FOLDER", help=FOLDER_HELP)],
+    ops: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[OP]...", help="Only these ops; files of ops outside the catalog must be named.",
+                       autocompletion=op_names, show_default=False),
+    ] = None,
+    minutes: Annotated[float, typer.Option("--minutes", help=MINUTES_HELP, show_default=False)] = 0.0,
+    example: ExampleOption = None,
+    device: DeviceOption = "",
+    gpus: GpusOption = "",
+) -> None:  # fmt: skip
+    """Evaluate the pending kernels of a shared folder. Workers on any number of machines share them out.
+
+    `evolve merge FOLDER` takes the verdicts into an archive.
+    """
+
+    output, named = console(), with_example(tuple(ops or ()), example)
+    check_targets(named)
+    place = Folder(folder)
+    place.list()
+    deadline = time.monotonic() + 60 * minutes
+    with tempfile.TemporaryDirectory(prefix="evolve-work-") as here:
+        phases = Phases()
+        with (
+            closing(open_archive(Path(here) / "archive.db")) as store,
+            starting_engine(device, phases, output, Machines(gpus)) as engine,
+            claims_in(place, store) as claims,
+        ):
+            print_waits(phases, output)
+            targets = Targets({trial.load(op).name: catalog.lasting(op) for op in named}, frozenset(), frozenset())
+            try:
+                wait_for_device(engine, device, output)
+                _work(claims, targets, engine, store, Share(claims, phases.wait), deadline, output)
+            except Stopped:
+                output.print("stopped. Finished evaluations are in the folder; others take the rest.")
+                raise
+            finally:
+                output.print(f"{counted(claims.committed, 'verdict')} by this worker")
+    output.print(f"next: evolve merge {folder}", soft_wrap=True)
+
+
+def _work(
+    claims: FolderClaims,
+    targets: "Targets",
+    engine: Engine,
+    store: Store,
+    share: Share,
+    deadline: float,
+    output: Console,
+) -> None:
+    """Evaluate what is pending in the folder; look again until the deadline."""
+
+    while True:
+        try:
+            claims.refresh()
+        except ArchiveError as error:
+            raise UserError(str(error), "remove that file; its kernel is then evaluated again") from error
+        pending = [work for work in pending_ops(targets, engine.info, store) if work.kernels]
+        for work in pending:
+            evaluate_op(work, engine, store, share, output)
+        signals.check()
+        if time.monotonic() >= deadline and not pending:
+            return
+        if not pending:
+            time.sleep(LOOK_SECONDS)

@@ -132,19 +132,18 @@ def run_setup(
     command = [*command] or ["evolve", "run", *setup.locators, *_location(setup.run_options, archive)]
     again, phases = typed(*command, *_repeated(setup, limits)), Phases()
     try:
-        run_options, proposer = setup.run_options, None
+        run_options = setup.run_options
         session.check_strategy(run_options.strategy)
         for locator in setup.locators:
             catalog.locate(locator)
+        models = None
+        if not run_options.replay:
+            models = wiring.language_models(run_options.proposer, run_options.models, phases.wait)
+            _check_proposer(models.name if models else options.OFFLINE, setup)
         with ExitStack() as stack:
-            # First, because its process and this one then import PyTorch at the same time, which takes seconds.
             engine = stack.enter_context(
                 session.starting_engine(run_options.device, phases, output, run_options.machines)
             )
-            if not run_options.replay:
-                tune = not run_options.no_tune
-                proposer = wiring.proposer(run_options.proposer, run_options.models, phases.wait, tune=tune)
-                _check_proposer(proposer.name, setup)
             what = setup.locators[0] if len(setup.locators) == 1 else f"{len(setup.locators)} ops"
             with output.status(f"loading {what}"):
                 from evolve.cli import display
@@ -152,10 +151,12 @@ def run_setup(
                 loaded = _loaded(setup.locators)
                 if not (run_options.no_seeds or run_options.fresh):
                     session.look_for_seeds([op for op, _ in loaded])  # while the workers start
-            store = stack.enter_context(closing(wiring.archive(archive)))
-            if proposer is None:
-                proposer = wiring.replaying(store, run_options.replay, tune=not run_options.no_tune)
+            store, tune = stack.enter_context(closing(wiring.archive(archive))), not run_options.no_tune
+            if run_options.replay:
+                proposer = wiring.replaying(store, run_options.replay, tune=tune)
                 _check_proposer(proposer.name, setup)
+            else:  # imports PyTorch, as loading does, which the first worker meanwhile imports too
+                proposer = wiring.with_tuner(models, tune=tune)
             session.wait_for_device(engine, run_options.device, output)
             _check_workloads([op for op, _ in loaded], engine.info.kind)
             session.prepare_baselines(engine, loaded)

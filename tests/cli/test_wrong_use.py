@@ -144,6 +144,7 @@ LOOKING_UP = [
     ["evaluate", "--explain", BEST.id],
     ["compare", "run", "other"],
     ["run", "softmax", "--minutes", "-3"],
+    ["run", "softmax", "--proposer", "llm"],  # without a model: known before anything starts
 ]
 PROGRAM = """
 import json, sys
