@@ -76,6 +76,12 @@ def locate(locator: str) -> Path:
     return _place(locator)[0]
 
 
+def check(locator: str) -> None:
+    """Raise an error if there is no such op or file. Imports no op if a listing of the catalog is cached."""
+    if is_path(locator) or locator not in {op.name for op in read_listing() or ()}:
+        locate(locator)
+
+
 def lasting(locator: str) -> str:
     """Return a locator that finds the same op from any working directory."""
     if not is_path(locator):

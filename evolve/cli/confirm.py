@@ -167,7 +167,7 @@ def verify(
     output, limit = console(stderr=as_json), options.parse_budget(minutes, None, None, None, None)
     package, ops = _parted(targets or [])
     for op in ops:
-        catalog.locate(op)
+        catalog.check(op)
     try:
         with ExitStack() as stack:
             engine = stack.enter_context(starting_engine(device, phases := Phases(), output, Machines(gpus)))

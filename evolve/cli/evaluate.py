@@ -149,7 +149,7 @@ def check_targets(targets: Sequence[str]) -> None:
     """Raise an error for ops that do not exist, before anything is loaded or started."""
     for target in targets:
         if not target.endswith(".cu"):
-            catalog.locate(target)
+            catalog.check(target)
 
 
 def parse_targets(targets: Sequence[str], store: Store) -> Targets:

@@ -135,7 +135,7 @@ def run_setup(
         run_options = setup.run_options
         session.check_strategy(run_options.strategy)
         for locator in setup.locators:
-            catalog.locate(locator)
+            catalog.check(locator)
         models = None
         if not run_options.replay:
             models = wiring.language_models(run_options.proposer, run_options.models, phases.wait)
