@@ -1,7 +1,7 @@
 /*---
 op = "batch_norm"
 note = "a warp per row of a channel's image, wherever the row begins: its whole 16-byte pieces go through slots in shared memory, filled by cp.async and refilled as soon as they are written out, without masks or divisions; the few values before the first and behind the last piece are of one lane each; the statistics of a thread round the mean of its own values, joined in double; a persistent block, or several that meet, per channel"
-when = "height * width * itemsize(x) >= 64 and height * width * itemsize(x) <= 65536"
+when = "height * width * itemsize(x) >= 64 and height * width * itemsize(x) <= 65536 and (batch <= 96 or height * width * itemsize(x) >= 1024)"
 specialize = ["area", "channels", "batch", "warps", "parts", "share", "per_sm", "teams", "per"]
 require = ["first_parts <= sms * per_sm", "ceil_div(share, warps) <= 8"]
 
