@@ -1,0 +1,165 @@
+/*---
+op = "int8_gemv"
+note = "rows that begin anywhere; 16 or 32 rows of the matrix a block, whose warps share out k: of 8-bit weights come the two aligned 16 bytes that hold a lane's, which are shifted into place, and become pairs of 16 bits by a few operations on whole words, and tensor cores (mma.sync) multiply them exactly: each row of float32 x is three in bfloat16, its leading, middle and last 8 digits, so that two rows are multiplied at once; short sums are added up in float32"
+when = "k < 1048576"
+dtypes = ["float32"]
+specialize = ["k"]
+
+[knobs]
+LOADS = [2, 4]
+WARPS = [8, 16]
+TILES = [1, 2]
+
+[[launch]]
+entry = "multiply"
+grid = ["ceil_div(n, 16 * TILES)", "ceil_div(m, 2)"]
+block = ["32 * WARPS"]
+args = ["x", "weight", "scales", "out", "m", "n"]
+---*/
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+constexpr int PARTS = 3, EACH = 2, STEP = 64;  // four lanes have 16 values of k each
+
+__device__ __forceinline__ void mma(float (&d)[4], const uint2& low, const uint2& high, const uint2& b) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(low.x), "r"(high.x), "r"(low.y), "r"(high.y), "r"(b.x), "r"(b.y));
+}
+__device__ __forceinline__ unsigned minus(unsigned a, unsigned b) {
+    const __nv_bfloat162 result = __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&a), *reinterpret_cast<const __nv_bfloat162*>(&b));
+    return *reinterpret_cast<const unsigned*>(&result);
+}
+
+// Even and odd bytes of a word: bfloat16 has places for 7 digits behind 128: the sign is what turns the 128 to be taken away into 256.
+__device__ __forceinline__ uint2 widen(unsigned word) {
+    const unsigned odd = word >> 8;
+    return make_uint2(minus((word & 0x007f007fu) | 0x43004300u, (word & 0x00800080u) | 0x43004300u),
+                      minus((odd & 0x007f007fu) | 0x43004300u, (odd & 0x00800080u) | 0x43004300u));
+}
+
+// Which digits of a number a lane takes: 8, behind none, 8 or 16 others; and times which powers of two, so that those of the smallest
+// numbers are not lost.
+struct Part { unsigned first, second, of_infinity; float power, further; };
+
+__device__ __forceinline__ unsigned digits(float value, const Part& part) {
+    float rest = (value - __uint_as_float(__float_as_uint(value) & part.first)) * part.power;
+    rest = (rest - __uint_as_float(__float_as_uint(rest) & part.second)) * part.further;
+    return fabsf(value) == INFINITY ? __float_as_uint(value) & part.of_infinity : __float_as_uint(rest);
+}
+
+// 16 bytes from anywhere, as the two aligned 16 bytes that hold them; what lies beyond the matrix is zero.
+struct Around { uint4 first, second; };
+
+__device__ __forceinline__ Around fetch(const weight_t* __restrict__ weight, long long at, long long all) {
+    Around found{make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0)};
+    const long long begin = at & ~15ll;
+    if (begin + 32 <= all) {
+        const uint4* const from = reinterpret_cast<const uint4*>(weight + begin);
+        found.first = from[0], found.second = from[1];
+    } else {  // at the end of the matrix
+        for (int i = 0; i < 32 && begin + i < all; ++i) {
+            const unsigned byte = static_cast<unsigned char>(weight[begin + i]), shifted = byte << i % 4 * 8;
+            const int word = i / 4;
+            (word == 0 ? found.first.x : word == 1 ? found.first.y : word == 2 ? found.first.z : word == 3 ? found.first.w
+             : word == 4 ? found.second.x : word == 5 ? found.second.y : word == 6 ? found.second.z : found.second.w) |= shifted;
+        }
+    }
+    return found;
+}
+
+__device__ __forceinline__ uint4 shifted(const Around& from, unsigned offset) {
+    unsigned w[8] = {from.first.x, from.first.y, from.first.z, from.first.w, from.second.x, from.second.y, from.second.z, from.second.w};
+#pragma unroll
+    for (int i = 0; i < 6; ++i) w[i] = offset & 8 ? w[i + 2] : w[i];
+#pragma unroll
+    for (int i = 0; i < 5; ++i) w[i] = offset & 4 ? w[i + 1] : w[i];
+    const unsigned bytes = 0x3210u + 0x1111u * (offset & 3);
+    return make_uint4(__byte_perm(w[0], w[1], bytes), __byte_perm(w[1], w[2], bytes), __byte_perm(w[2], w[3], bytes), __byte_perm(w[3], w[4], bytes));
+}
+
+// Of 16 values of x the even and odd ones of each four, as widened weights are; beyond the row they are zero.
+__device__ __forceinline__ void arrange(uint2 (&to)[4], const float* __restrict__ from, int count, const Part& part) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        unsigned four[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) four[e] = digits(4 * j + e < count ? from[4 * j + e] : 0.0f, part);
+        to[j] = make_uint2(__byte_perm(four[0], four[2], 0x7632), __byte_perm(four[1], four[3], 0x7632));
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+multiply(const x_t* __restrict__ x, const weight_t* __restrict__ weight, const float* __restrict__ scales, out_t* __restrict__ out,
+         int m, int n) {
+    __shared__ float met[WARPS][16 * TILES][9];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    const int first = blockIdx.x * (16 * TILES), row = blockIdx.y * EACH;
+    const int number = g % PARTS;
+    const unsigned upper_half = 0xffff0000u;
+    const Part part{number > 0 ? upper_half : 0, number > 1 ? upper_half : 0, number > 0 ? 0 : upper_half, number > 0 ? 128.0f : 1.0f, number > 1 ? 256.0f : 1.0f};
+    const bool has_x = g / PARTS < EACH && row + g / PARTS < m;
+    const x_t* const of_x = x + (long long)(has_x ? row + g / PARTS : 0) * k;
+    const long long all = (long long)n * k;
+    long long rows[TILES][2];
+#pragma unroll
+    for (int t = 0; t < TILES; ++t) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {  // beyond the last row the last again
+            rows[t][h] = (long long)min(first + t * 16 + h * 8 + g, n - 1) * k;
+        }
+    }
+    float sums[TILES][4] = {};
+#pragma unroll 1
+    for (int begin = warp * (STEP * LOADS) + q * 16; begin - q * 16 < k; begin += WARPS * STEP * LOADS) {
+        Around held[LOADS][TILES][2];
+#pragma unroll
+        for (int l = 0; l < LOADS; ++l) {
+            const int at = begin + l * STEP;
+#pragma unroll
+            for (int t = 0; t < TILES; ++t) {
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    held[l][t][h] = at < k ? fetch(weight, rows[t][h] + at, all) : Around{make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0)};
+                }
+            }
+        }
+        float some[TILES][4] = {};  // sums of sums are more exact
+#pragma unroll
+        for (int l = 0; l < LOADS; ++l) {
+            const int at = begin + l * STEP;
+            uint2 b[4] = {};
+            if (has_x && at < k) arrange(b, of_x + at, k - at, part);
+#pragma unroll
+            for (int t = 0; t < TILES; ++t) {
+                const uint4 low = shifted(held[l][t][0], unsigned(rows[t][0]) % 16), high = shifted(held[l][t][1], unsigned(rows[t][1]) % 16);
+                mma(some[t], widen(low.x), widen(high.x), b[0]);
+                mma(some[t], widen(low.y), widen(high.y), b[1]);
+                mma(some[t], widen(low.z), widen(high.z), b[2]);
+                mma(some[t], widen(low.w), widen(high.w), b[3]);
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < TILES; ++t) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sums[t][i] += some[t][i];
+        }
+    }
+#pragma unroll
+    for (int t = 0; t < TILES; ++t) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) met[warp][t * 16 + i / 2 * 8 + g][2 * q + i % 2] = sums[t][i];
+    }
+    __syncthreads();
+    for (int at = threadIdx.x; at < 16 * TILES * EACH; at += 32 * WARPS) {
+        const int i = at / (16 * TILES), j = at % (16 * TILES);
+        if (row + i >= m || first + j >= n) continue;
+        float last = 0.0f, middle = 0.0f, sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) {
+            sum += met[w][j][3 * i], middle += met[w][j][3 * i + 1], last += met[w][j][3 * i + 2];
+        }
+        sum += middle * (1.0f / 128.0f) + last * (1.0f / 32768.0f);
+        out[(long long)(row + i) * n + first + j] = out_t(sum * scales[first + j]);
+    }
+}
