@@ -147,7 +147,9 @@ def _with_kernel(function: Function, device: torch.device) -> Drawn | None:
         if function.explain(drawn.arguments, drawn.named).kernel:
             with torch.no_grad():
                 function(*drawn.arguments, **drawn.named)
-            if function.recall(drawn.arguments, drawn.named) is not None:
+            calls = function._lowered(drawn.arguments, drawn.named)
+            in_place = not isinstance(calls, str) and all(x.is_contiguous() for call in calls for x in call.views)
+            if in_place and function.recall(drawn.arguments, drawn.named) is not None:
                 return drawn
             found = found or drawn
     return found

@@ -21,7 +21,7 @@ from evolve.export.template.learning import runnable
 from evolve.export.template.plans import MOST_PLANS, Key, Made, Reading, key_of
 from evolve.export.template.registering import Registry
 from evolve.export.template.unrolled import REFUSALS, Kinds, Run
-from reference_ops.op import Op
+from reference_ops.op import Number, Op
 
 ELSEWHERE = object()  # PyTorch must run
 COUNTERS = frozenset(choosing.COUNTERS)  # a call with these is not made twice
@@ -63,7 +63,7 @@ class Function:
         self._defined = _constant(lambda name: registry is not None and registry.define(name))
         self.primitives = {name: primitives[name] for name in form.ops if name in primitives}
         self._plans: dict[Key | None, Run] = {}
-        self._decided: dict[Key | None, tuple[int, Decision]] = {}  # of calls that have no plan
+        self._decided: dict[Key | None, tuple[int, Run]] = {}  # of calls that have no plan
         self._kinds = Kinds()
         self.recall = self._kinds.recall  # as `attempt`; returns None for a call of a kind that was not seen before
         self._uses_tf32 = any(one.op.tf32 for one in self.primitives.values())
@@ -102,15 +102,15 @@ class Function:
             plan = self._plans[key] = self._planned(tensors, found)
             if plan is not unplanned:
                 self._kinds.remember(arguments, named, tensors, plan, self._uses_tf32)
-            elif found.decision:
-                self._decided[key] = found.place, found.decision
+            elif found.call and found.decision and COUNTERS.isdisjoint(found.call.parameters):
+                self._decided[key] = found.place, self._launch(found.call, found.decision, found.outputs)
         return found.result
 
     def _attempted(
-        self, arguments: tuple[Any, ...], named: Mapping[str, Any], decided: tuple[int, Decision] | None = None
+        self, arguments: tuple[Any, ...], named: Mapping[str, Any], decided: tuple[int, Run] | None = None
     ) -> Attempt:
-        """Return what becomes of a call; what was `decided` for another one of its key holds for this one."""
-        if any(map(_overrides, (*arguments, *named.values()))):
+        """Return what becomes of a call; what was `decided` for another one of its key is done for this one."""
+        if decided is None and any(map(_overrides, (*arguments, *named.values()))):
             return Attempt(ELSEWHERE)
         given = self._as_cast(arguments, named)
         calls = given if isinstance(given, str) else self._lowered_as(*given)
@@ -118,7 +118,8 @@ class Function:
             parts = self._parts(arguments, named)
             return Attempt(self._composed(parts) if parts else ELSEWHERE, is_whole=parts is None)
         if decided:
-            return self._launched(calls, given, *decided)
+            place, launch = decided
+            return Attempt(calls[place].finish(launch(*calls[place].views)))
         is_slow = False
         for place, call in enumerate(calls):
             if primitive := self.primitives.get(call.op):
@@ -133,6 +134,14 @@ class Function:
         outputs = self.primitives[call.op].launch(decision, call.views, call.parameters)
         every = tuple(_tensors((*given[0], *given[1].values())))
         return Attempt(call.finish(outputs), call, place, decision, outputs, given=every)
+
+    def _launch(self, call: Call, decision: Decision, outputs: tuple[Tensor, ...]) -> Run:
+        """Return what gives the outputs of a call that was just made for the views of another one of its key."""
+        primitive = self.primitives[call.op]
+        reads = tuple(starmap(Reading, zip(call.views, decision.inputs, strict=True)))
+        made = Made(reads, outputs, outputs, call.parameters)
+        known = runnable(decision.ready, made, call.views, primitive.gradients) if decision.ready else None
+        return known or partial(_launched, primitive, decision, call.parameters)
 
     def _planned(self, tensors: Sequence[Tensor], found: Attempt) -> Run:
         """Return the plan of a call that was just made."""
@@ -255,6 +264,10 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 def _with_casts(run: Run, casts: Sequence[torch.dtype | None], *tensors: Tensor) -> Any:
     """Run a plan on a call's tensors, of which autocast gives some another dtype."""
     return run(*[x if to is None else x.to(to) for x, to in zip(tensors, casts, strict=True)])
+
+
+def _launched(primitive: Primitive, decision: Decision, parameters: Mapping[str, Number], *views: Tensor) -> Any:
+    return primitive.launch(decision, views, parameters)
 
 
 def _overrides(x: Any) -> bool:
