@@ -3,7 +3,7 @@ op = "conv2d_backward_data"
 note = "a convolution of the gradient with turned filters, whose channels are its filters, as a product on tensor cores (wgmma): channels by pixels of the whole batch; a first launch lays images and filters out with channels innermost, filled up with zeros to runs of 2, 4 or 8, so that then each tap's channels come by cp.async from where a pixel's window has them, zeros around the image, through a ring in shared memory; two warpgroups multiply straight from there"
 when = "stride == 1 and padding < r and padding < s and r <= 16 and s <= 16 and batch * oh * ow < 2000000000 and batch * height * width < 2000000000"
 dtypes = ["bfloat16", "float16"]
-specialize = ["batch", "filters", "oh", "ow", "channels", "r", "s", "height", "width", "stride", "padding", "part", "packed", "row", "tf", "tp", "columns", "stages", "filter_tiles", "wide", "many", "image_blocks"]
+specialize = ["batch", "filters", "oh", "ow", "channels", "r", "s", "height", "width", "stride", "padding", "part", "packed", "row", "tf", "tp", "columns", "two", "stages", "filter_tiles", "wide", "many", "image_blocks"]
 
 [knobs]
 STAGES = [4, 3]
@@ -14,11 +14,12 @@ part = "2 + 2 * min(1, (filters - 1) // 2) + 4 * min(1, (filters - 1) // 4)"
 packed = "ceil_div(filters, part) * part"
 row = "ceil_div(r * s * packed, 8) * 8"
 tf = "64 * min(2, ceil_div(channels, 64))"
-columns = "min(COLUMNS, 128 * (tf // 64))"
-tp = "columns * (128 // tf)"
 filter_tiles = "ceil_div(channels, tf)"
+columns = "min(COLUMNS, 128 * (tf // 64), 128 + 128 * min(1, filter_tiles * batch * height * width // (512 * sms)))"
+two = "(2 - columns // 128) * (tf // 128)"
+tp = "columns * (128 // tf)"
 stage_bytes = "128 * (tf + tp)"
-stages = "min(STAGES, 230000 // stage_bytes)"
+stages = "max(3, min(STAGES - two, 230000 // stage_bytes))"
 wide = "min(64, packed)"
 many = "4096 // wide // 8 * 8"
 image_blocks = "batch * ceil_div(oh * ow, many) * ceil_div(packed, wide)"
@@ -204,7 +205,7 @@ lay_out(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ i
 }
 
 // The filter values and window places that a step needs, 64 terms of the sum: taps, and within them filters.
-extern "C" __global__ void __launch_bounds__(256, 1)
+extern "C" __global__ void __launch_bounds__(256, two + 1)
 convolve(const T* __restrict__ images, const T* __restrict__ kernels, T* __restrict__ out) {
     extern __shared__ uint4 memory[];
     const unsigned start = (at(memory) + 1023) / 1024 * 1024;

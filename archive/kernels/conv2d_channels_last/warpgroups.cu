@@ -3,7 +3,7 @@ op = "conv2d_channels_last"
 note = "a product without the matrix, on tensor cores (wgmma): filters by pixels of the whole batch; each tap's channels come by cp.async from where a pixel's window has them, zeros around the image, through a ring in shared memory; two warpgroups multiply straight from there"
 when = "channels % 2 == 0 and r <= 16 and s <= 16 and batch * height * width < 2000000000 and batch * oh * ow < 2000000000"
 dtypes = ["bfloat16", "float16"]
-specialize = ["batch", "channels", "height", "width", "filters", "r", "s", "oh", "ow", "stride", "padding", "part", "packed", "row", "tf", "tp", "columns", "stages", "filter_tiles"]
+specialize = ["batch", "channels", "height", "width", "filters", "r", "s", "oh", "ow", "stride", "padding", "part", "packed", "row", "tf", "tp", "columns", "two", "stages", "filter_tiles"]
 
 [knobs]
 STAGES = [4, 3]
@@ -14,11 +14,12 @@ part = "8 - 4 * min(1, channels % 8) - 2 * min(1, channels % 4)"
 packed = "channels"
 row = "r * s * channels"
 tf = "64 * min(2, ceil_div(filters, 64))"
-columns = "min(COLUMNS, 128 * (tf // 64))"
-tp = "columns * (128 // tf)"
 filter_tiles = "ceil_div(filters, tf)"
+columns = "min(COLUMNS, 128 * (tf // 64), 128 + 128 * min(1, filter_tiles * batch * oh * ow // (512 * sms)))"
+two = "(2 - columns // 128) * (tf // 128)"
+tp = "columns * (128 // tf)"
 stage_bytes = "128 * (tf + tp)"
-stages = "min(STAGES, 230000 // stage_bytes)"
+stages = "max(3, min(STAGES - two, 230000 // stage_bytes))"
 
 [[launch]]
 entry = "convolve"
@@ -139,7 +140,7 @@ __device__ __forceinline__ void multiply(const __half*, float (&d)[64], unsigned
 __device__ __forceinline__ unsigned long long tile_at(unsigned tile) { return 1ull << 62 | 64ull << 32 | 1ull << 16 | (tile & 0x3ffff) >> 4; }
 
 // The filter values and window places that a step needs, 64 terms of the sum: taps, and within them channels.
-extern "C" __global__ void __launch_bounds__(256, 1)
+extern "C" __global__ void __launch_bounds__(256, two + 1)
 convolve(const T* __restrict__ images, const T* __restrict__ kernels, T* __restrict__ out) {
     extern __shared__ uint4 memory[];
     const unsigned start = (at(memory) + 1023) / 1024 * 1024;
