@@ -172,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(threads, per_sm)
 batch_norm_relu_sets(const x_t* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
                      const float* __restrict__ running_mean, const float* __restrict__ running_var, out_t* __restrict__ out,
                      float* __restrict__ new_running_mean, float* __restrict__ new_running_var, float* __restrict__ mean,
-                     float* __restrict__ rstd, double* met, int* arrived, float momentum, float eps) {
+                     float* __restrict__ rstd, double* met, int* arrived, double momentum, float eps) {
     const int part = blockIdx.x % parts, first = part * share, own = max(min(share, total - first), 0);
     int set = blockIdx.x / parts;
 #pragma unroll UNROLL
@@ -226,9 +226,9 @@ batch_norm_relu_sets(const x_t* __restrict__ x, const float* __restrict__ weight
         const float difference = float(squares / per - moved * moved), variance = difference < 0.0f ? 0.0f : difference;  // NaN stays
         const float scale = 1.0f / sqrtf(variance + eps);
         if (part == 0 && threadIdx.x == 0) {
-            const float unbiased = variance * per / (per - 1);
-            new_running_mean[set] = (1.0f - momentum) * running_mean[set] + momentum * rough;
-            new_running_var[set] = (1.0f - momentum) * running_var[set] + momentum * unbiased;
+            const double exact = squares / per - moved * moved, unbiased = (exact < 0.0 ? 0.0 : exact) * per / (per - 1);
+            new_running_mean[set] = float((1.0 - momentum) * running_mean[set] + momentum * middle);
+            new_running_var[set] = float((1.0 - momentum) * running_var[set] + momentum * unbiased);
             mean[set] = rough, rstd[set] = scale;
         }
         const float gain = scale * weight[set], start = fmaf(-lost, gain, bias[set]);

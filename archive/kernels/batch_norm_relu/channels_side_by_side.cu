@@ -135,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(threads, per_sm)
 batch_norm_relu_side_by_side(const x_t* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
        const float* __restrict__ running_mean, const float* __restrict__ running_var, out_t* __restrict__ out,
        float* __restrict__ new_running_mean, float* __restrict__ new_running_var, float* __restrict__ mean,
-       float* __restrict__ rstd, double* met, int* arrived, float momentum, float eps) {
+       float* __restrict__ rstd, double* met, int* arrived, double momentum, float eps) {
     __shared__ double2 sums[VEC];
     __shared__ Of of_channel[VEC];
     const int part = blockIdx.x % parts, first = part * share, images = max(min(share, batch - first), 0);
@@ -197,9 +197,9 @@ batch_norm_relu_side_by_side(const x_t* __restrict__ x, const float* __restrict_
                 const float variance = difference < 0.0f ? 0.0f : difference;  // NaN stays
                 const float scale = 1.0f / sqrtf(variance + eps);
                 if (part == 0) {
-                    const float unbiased = variance * per / (per - 1);
-                    new_running_mean[channel] = (1.0f - momentum) * running_mean[channel] + momentum * rough;
-                    new_running_var[channel] = (1.0f - momentum) * running_var[channel] + momentum * unbiased;
+                    const double exact = all.y / per - moved * moved, unbiased = (exact < 0.0 ? 0.0 : exact) * per / (per - 1);
+                    new_running_mean[channel] = float((1.0 - momentum) * running_mean[channel] + momentum * middle);
+                    new_running_var[channel] = float((1.0 - momentum) * running_var[channel] + momentum * unbiased);
                     mean[channel] = rough, rstd[channel] = scale;
                 }
                 const float gain = scale * weight[channel];
