@@ -21,7 +21,7 @@ from archive.rows import DamagedError
 from archive.schema import SchemaError
 from archive.soundness import UnsoundError, check_foreign
 from archive.store import ArchiveError, Filters, R, Record, Store
-from archive.summaries import EvaluationSummary
+from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary
 
 BUSY_SECONDS = 30
 BRIEFLY_SECONDS = 0.1  # how long keeping what can be made again waits for other writers
@@ -192,14 +192,18 @@ def _file(path: Path) -> File | None:
     return found.st_dev, found.st_ino
 
 
-def gathered(source: SqliteStore) -> list[Record]:
-    """Return every record of an archive, to be merged into another. Raises ArchiveError if one is not valid.
+def gathered(source: SqliteStore, into: Store | None = None) -> list[Record]:
+    """Return the records of an archive, to be merged into another. Raises ArchiveError if one is not valid.
 
-    Verdicts that ship with the package are left out: every archive has those of its own package.
+    Verdicts that ship with the package are left out: every archive has those of its own package. Kernels, proposals and
+    verdicts that `into` has are not read, because they would not be added.
     """
-    proposed: list[Record] = [*source.find(Run), *source.find(Leg), *source.find(Proposal), *source.find(AskedQuestion)]
-    found: list[Record] = [*source.find(Evaluation, shipped=False), *source.find(Profile), *source.find(Standard)]
-    records: list[Record] = [*source.find(Kernel), *proposed, *found]
+
+    proposals = source.find(Proposal, **_lacking(into, source, ProposalSummary))
+    proposed: list[Record] = [*source.find(Run), *source.find(Leg), *proposals, *source.find(AskedQuestion)]
+    evaluations = source.find(Evaluation, **_lacking(into, source, EvaluationSummary, shipped=False))
+    found: list[Record] = [*evaluations, *source.find(Profile), *source.find(Standard)]
+    records: list[Record] = [*source.find(Kernel, **_lacking(into, source, KernelSummary)), *proposed, *found]
     now = time.time()
     for record in records:
         try:
@@ -208,6 +212,14 @@ def gathered(source: SqliteStore) -> list[Record]:
             what = f"{type(record).__name__.lower()} {record.id[:40]}"
             raise ArchiveError(f"the archive {source.path} cannot be merged: {what}: {error}") from error
     return records
+
+
+def _lacking(into: Store | None, source: SqliteStore, summary: Any, **filters: Unpack[Filters]) -> Filters:
+    """Return the filters for records that `into` lacks, given the kind of their summaries."""
+    if into is None:
+        return filters
+    ids = {one.id for one in source.find(summary, **filters)}
+    return {"ids": ids - {one.id for one in into.find(summary, ids=ids)}}
 
 
 def take(into: Store, records: Sequence[Record]) -> int:
@@ -220,7 +232,7 @@ def take(into: Store, records: Sequence[Record]) -> int:
 
 def merge(into: Store, source: SqliteStore) -> int:
     """Add every record of one archive to another, and return how many were new."""
-    return take(into, gathered(source))
+    return take(into, gathered(source, into))
 
 
 def _reader(path: Path) -> sqlite3.Connection:

@@ -125,7 +125,7 @@ def merge(
     """Add the records of other archives to this one. Nothing is added if one of them is damaged."""
     results = []
     with closing(wiring.archive(archive)) as store:
-        for source, records in [(source, _gathered(source)) for source in sources]:
+        for source, records in [(source, _gathered(source, store)) for source in sources]:
             before = _counts(store)
             take(store, records)
             after = _counts(store)
@@ -176,7 +176,7 @@ def recover(
     say_command(output, "next:", f"evolve top --archive {shlex.quote(str(into))}", "cyan")
 
 
-def _gathered(source: Path) -> list[Record]:
+def _gathered(source: Path, into: Store) -> list[Record]:
     from evolve.engines.shared_folder import Folder, gathered_in, is_remote
 
     if source.is_dir() or (not source.exists() and is_remote(str(source))):
@@ -188,7 +188,7 @@ def _gathered(source: Path) -> list[Record]:
         raise UserError(f"there is no archive at {source}", "correct the path; nothing was merged")
     try:
         with closing(open_archive(source, read_only=True)) as other:
-            return gathered(other)
+            return gathered(other, into)
     except ArchiveError as error:
         hint = wiring.archive_hint(error, "get another copy of the archive")
         raise UserError(str(error), f"{hint}; nothing was merged") from error

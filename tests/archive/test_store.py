@@ -12,7 +12,7 @@ from archive.kernel import Kernel
 from archive.proposals import AskedQuestion, Budget, Cost, Leg, Proposal, Question, Run
 from archive.records import DeviceInfo, Envelope, Evaluation, Merged, Outcome, Profile, Standard, Traits
 from archive.schema import MIGRATIONS
-from archive.sqlite import SqliteStore, merge, open_archive
+from archive.sqlite import SqliteStore, gathered, merge, open_archive
 from archive.store import ArchiveError
 from archive.summaries import EvaluationSummary
 
@@ -161,6 +161,14 @@ def test_a_merge_is_the_union_and_merging_again_adds_nothing(store: SqliteStore,
     assert merge(store, other) == 0
     assert {found.id for found in store.find(Kernel)} == {kernel(1).id, kernel(2).id}
     assert {verdict.device.kind for verdict in store.find(Evaluation)} == {"cuda", "emulated"}
+
+
+def test_a_merge_reads_only_what_is_new(store: SqliteStore, tmp_path: Path) -> None:
+    other, known, new = open_archive(tmp_path / "other.db"), passed(kernel(1).id, a=1.0), passed(kernel(2).id, a=1.0)
+    store.append(proposal(kernel(1)), known)
+    other.append(proposal(kernel(1)), known, proposal(kernel(2)), new)
+    assert gathered(other, store) == [kernel(2), proposal(kernel(2)), new]
+    assert len(gathered(other)) == 6
 
 
 def test_merged_evaluations_are_marked_as_coming_from_another_archive(store: SqliteStore, tmp_path: Path) -> None:
