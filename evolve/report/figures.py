@@ -123,18 +123,18 @@ def section(devices: Sequence[DeviceFigures]) -> str:
     if not devices:
         return f"{BEGIN}\n{NONE_YET}\n{END}"
     parts = [f"![Share of the speed of light and speedup of each family]({PICTURE})"]
-    parts += [table(one) for one in devices]
+    parts += [table(one, every_family=number == 0) for number, one in enumerate(devices)]
     return "\n\n".join([BEGIN, *parts, COLUMNS, END])
 
 
-def table(figures: DeviceFigures) -> str:
-    """Return a Markdown table with a row per family."""
+def table(figures: DeviceFigures, *, every_family: bool) -> str:
+    """Return a Markdown table with a row per family, or with all families in one row."""
     head = f"{figures.device}; {'; '.join(figures.toolchains)}; {' to '.join(dict.fromkeys(figures.dates))}."
     lines = [
         f"| {figures.device} | ops | workloads | faster | light | worst | over PyTorch's best | over eager |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for row in (*figures.families, figures.total):
+    for row in (*(figures.families if every_family else ()), figures.total):
         cells = [
             row.family, str(row.ops), _of(len(row.measurements), row.workloads),
             str(sum(speedup > 1 for speedup in row.speedups)), percent(geometric_mean(row.lights)),

@@ -71,12 +71,13 @@ def test_ticks_of_the_speedups_leave_room_for_their_labels() -> None:
     assert min(b - a for a, b in pairwise(at)) >= TICK_ROOM
 
 
-def test_each_gpu_has_a_table(checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_each_gpu_has_a_table_and_the_first_a_row_per_family(checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     shipping(checkout, monkeypatch, found("softmax", 50.0), found("softmax", 25.0, A100))
     evolve(capsys, "figures", "--root", checkout)
     readme = (checkout / "README.md").read_text()
     assert "| NVIDIA H200 | ops |" in readme
     assert "| NVIDIA A100 | ops |" in readme
+    assert (readme.count("| softmax |"), readme.count("| all |")) == (1, 2)
 
 
 def test_a_check_tells_whether_the_files_are_current(
