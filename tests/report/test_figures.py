@@ -71,7 +71,9 @@ def test_ticks_of_the_speedups_leave_room_for_their_labels() -> None:
     assert min(b - a for a, b in pairwise(at)) >= TICK_ROOM
 
 
-def test_each_gpu_has_a_table_and_the_first_a_row_per_family(checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_each_gpu_has_a_table_and_the_first_a_row_per_family(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
     shipping(checkout, monkeypatch, found("softmax", 50.0), found("softmax", 25.0, A100))
     evolve(capsys, "figures", "--root", checkout)
     readme = (checkout / "README.md").read_text()
