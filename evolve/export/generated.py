@@ -79,6 +79,7 @@ from torch.nn import Module as _Module
 from ._runtime import functions as _functions
 from ._runtime import layers as _layers
 from ._runtime import loading as _loading
+from ._runtime import options as _options
 from ._runtime import redirecting as _redirecting
 from ._runtime.dispatch import Explanation as _Explanation
 from ._runtime.layers import Patched as _Patched
@@ -91,6 +92,7 @@ __all__ = [{exported}]
 
 _HERE = _Path(__file__).parent
 _PRIMITIVES = _loading.Primitives(__package__, _HERE, "{digest}")
+_options.ops_of_package.update(_PRIMITIVES)
 _FUNCTIONS = _functions.Functions([{forms}], _PRIMITIVES, f"{{__package__.replace('.', '_')}}_kernels")
 _MADE = _FUNCTIONS.made  # a dictionary, which torch.compile can look into
 

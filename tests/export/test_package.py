@@ -129,6 +129,15 @@ primitives_on_cpu._runtime.launching  # loads all of the runtime
 """
 
 
+def test_options_name_ops_of_the_package(package: ModuleType) -> None:
+    with pytest.raises(ValueError, match=r"an op `sofmax`, which this package does not have; .* softmax"):
+        package.set_options(pin={"sofmax": "pytorch"})
+    with pytest.raises(ValueError, match="an op `sofmax`"), package.options(allow=["sofmax"]):
+        pass
+    with package.options(allow=["softmax"], pin={"softmax": "pytorch"}):
+        pass
+
+
 def test_the_package_needs_nothing_but_torch(folder: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(

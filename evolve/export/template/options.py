@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 
 PYTORCH = "pytorch"  # in place of a kernel's id
+NEAR = 3  # names that an error suggests
+ops_of_package: set[str] = set()  # that options may name; filled in when the package is imported
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,9 @@ def _changed(
     pin: Mapping[str, str] | None,
     autotune: bool | None,
 ) -> Options:
+    for name in ops_of_package and [*(allow or ()), *(pin or {})]:
+        if name not in ops_of_package:
+            raise ValueError(_unknown(name))
     found = current()
     if deterministic is not None:
         found = replace(found, deterministic=deterministic)
@@ -102,3 +107,10 @@ def _changed(
     if autotune is not None:
         found = replace(found, autotune=autotune)
     return _known.setdefault(found, found)
+
+
+def _unknown(op: str) -> str:
+    from difflib import get_close_matches  # imported here to keep the import of a package short
+
+    names = get_close_matches(op, ops_of_package, NEAR) or sorted(ops_of_package)[:NEAR]
+    return f"the options name an op `{op}`, which this package does not have; it has, among others, {', '.join(names)}"
