@@ -181,7 +181,7 @@ def allow_rounding_of_inputs(
 
 
 def allow_repeated_errors(errors: Errors, repeated: torch.Tensor, tolerance: Tolerance, scale: Scale) -> Errors:
-    """Allow each element the error that PyTorch makes there on other inputs that are as good as the same.
+    """Allow each element the error that PyTorch makes there on inputs near these.
 
     Where 1 - n * n is computed from a rounded n near 1, every error is large, but PyTorch's own may be small by chance.
     """

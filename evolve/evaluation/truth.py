@@ -165,7 +165,7 @@ class Truth:
 
     @cached_property
     def repeated_errors(self) -> tuple[torch.Tensor, ...]:
-        """Root mean square of the error that PyTorch makes of each result on other inputs, `NEAR` these.
+        """Root mean square of the error that PyTorch makes of each result on inputs near these.
 
         Zero if there is not enough memory.
         """
