@@ -1,5 +1,6 @@
 """The report in one file: complete, without requests, and with everything that a model wrote shown as text."""
 
+import html
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -97,6 +98,10 @@ def test_control_characters_are_written_out(text: str) -> None:
 def test_the_overview_names_the_op_that_gained_most_and_its_kernel(text: str) -> None:
     lead = text[text.index('class="lead"') :]
     assert "gained most on NVIDIA H200" in lead[:600]
+    where = (
+        "x over the best of PyTorch on average over its 2 workloads, with PyTorch's time where no champion is faster"
+    )
+    assert where in html.unescape(lead[:900])
     assert shown_archive.champion("gelu").id[:8] in lead[:900]
 
 
