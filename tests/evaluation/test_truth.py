@@ -198,17 +198,16 @@ def test_where_pytorch_divides_without_an_error_it_makes_one_for_values_nearby(d
     assert known.repeated_errors[0][:, 1].median() == pytest.approx(UNIT * 5 / 0.25, rel=0.9)
 
 
-@pytest.mark.parametrize("values", ["uniform", "heavy_tail"])
-def test_a_row_divided_by_its_norm_has_right_gradients_in_any_order_of_products(values: str) -> None:
+def test_a_row_divided_by_its_norm_has_right_gradients_in_any_order_of_products() -> None:
     op = catalog.load("l2_normalize_backward")
     for dtype in ("float32", "float16", "bfloat16"):
-        workload = Workload(dtype, (("rows", 50021), ("cols", 2)))
-        inputs = inputs_at(op, workload, 3, "cpu", values)
+        workload = Workload(dtype, (("rows", 20011), ("cols", 2)))
+        inputs = inputs_at(op, workload, 3, "cpu", "heavy_tail")
         grad_out, x = inputs["grad_out"].float(), inputs["x"].float()
         scale = 1 / x.square().sum(-1, keepdim=True).sqrt().clamp_min(1e-12)
         share = (x * grad_out).sum(-1, keepdim=True) * scale * scale
         found = ((grad_out - x * share) * scale).to(inputs["x"].dtype)
-        assert not truth(op, workload, values, 3, inputs).fault(0, found)
+        assert not truth(op, workload, "heavy_tail", 3, inputs).fault(0, found)
 
 
 def test_only_a_sequence_has_steps() -> None:

@@ -136,6 +136,7 @@ def test_a_model_trains_with_kernels_where_they_are_enabled(package: Package, mo
     assert sorted(package.ran) == sorted(of_a_step() * 3)
 
 
+@pytest.mark.exhaustive
 def test_a_compiled_model_trains_with_kernels(package: Package, model: nn.Module) -> None:
     from torch._dynamo.backends.debugging import aot_eager
 
