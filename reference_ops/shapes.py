@@ -19,6 +19,7 @@ RANK_OF_IMAGES = 3  # tensors of more dims are images or volumes
 SHRINKS = 12  # times that a size is halved until it fits
 STRETCH = (1.1, 1.5)  # range of a stretched size, relative to the greatest listed
 STRETCH_OF_IMAGES = (1.25, 1.5)  # the same for each dim of an image, so that 224 x 224 becomes more than 2**16 elements
+LESS = 0.95  # worth of a multiple beside a prime of almost the same size, which shows errors in tails, too
 PAST_POWER = 1.02  # of a size beyond a power of two, so that the prime below it is beyond it, too
 RANK_OF_VOLUMES, EDGE_OF_VOLUMES = 4, 43  # tensors of more dims are volumes; 41**3, of a prime below, exceeds 2**16
 PAST_16_BITS = (66_000, 72_000)  # range of the size of a dim
@@ -117,14 +118,14 @@ def _dims(op: Op) -> set[str]:
 
 def _longest(op: Op, sizes: Mapping[str, int], shrinks: int, fits: Callable[[Workload], bool]) -> tuple[Workload, ...]:
     """Return the small listed workload with these sizes, or the largest that fit, that has the most bytes; or none."""
+    first = next(iter(sizes))
     fitting = [
-        tried
+        (_sizes(tried)[first] * worth, op.nbytes(tried), tried)
         for near in (*op.emulated, *op.awkward)
-        for kind in (prime_below, _to_multiple)
+        for kind, worth in ((prime_below, 1.0), (_to_multiple, LESS))
         if (tried := _resized(op, near, sizes, kind, fits, shrinks))
     ]
-    first = next(iter(sizes))
-    return (max(fitting, key=lambda tried: (_sizes(tried)[first], op.nbytes(tried))),) if fitting else ()
+    return (max(fitting, key=lambda one: one[:2])[2],) if fitting else ()
 
 
 def special_parameters(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
