@@ -198,7 +198,6 @@ def gathered(source: SqliteStore, into: Store | None = None) -> list[Record]:
     Verdicts that ship with the package are left out: every archive has those of its own package. Kernels, proposals and
     verdicts that `into` has are not read, because they would not be added.
     """
-
     proposals = source.find(Proposal, **_lacking(into, source, ProposalSummary))
     proposed: list[Record] = [*source.find(Run), *source.find(Leg), *proposals, *source.find(AskedQuestion)]
     evaluations = source.find(Evaluation, **_lacking(into, source, EvaluationSummary, shipped=False))

@@ -167,7 +167,8 @@ def _compilers(wanted: Iterable[tuple[str, str]], watch: Watch) -> Iterator[Imag
         return
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([cubins.__name__])
-    pool = ProcessPoolExecutor(len(os.sched_getaffinity(0)), context, _end_with_the_export)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # macOS lacks it
+    pool = ProcessPoolExecutor(cores, context, _end_with_the_export)
     try:
         made = {one: pool.submit(cubins.compiled, *one) for one in new}
         watch(0, len(new))
