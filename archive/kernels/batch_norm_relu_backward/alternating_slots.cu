@@ -6,9 +6,9 @@ specialize = ["area", "channels", "per_channel", "total", "threads", "parts", "s
 require = ["first_parts <= sms * per_sm"]
 
 [knobs]
-KILOBYTES = [54, 72, 110, 36]
+KILOBYTES = [54, 36, 72, 110]
 THREADS = [256, 128, 512]
-PACKS = [4, 8, 2]
+PACKS = [4, 2, 8]
 RESIDENT = [1024, 768, 1536]
 
 [let]

@@ -6,7 +6,7 @@ specialize = ["per", "area", "vec", "parts", "share", "per_sm", "teams", "in_gro
 require = ["spans * (THREADS // 32 + 1) * 8 <= 16384", "parts <= sms * per_sm"]
 
 [knobs]
-KILOBYTES = [54, 72, 110, 36]
+KILOBYTES = [54, 36, 72, 110]
 THREADS = [256, 128, 512]
 
 [let]

@@ -6,7 +6,7 @@ specialize = ["area", "channels", "total", "threads", "parts", "share", "per_sm"
 require = ["first_parts <= sms * per_sm"]
 
 [knobs]
-KILOBYTES = [54, 72, 110, 36]
+KILOBYTES = [54, 36, 72, 110]
 THREADS = [256, 128, 512]
 PACKS = [8, 4, 16]
 RESIDENT = [1024, 768, 1536]
