@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from archive import expressions
 from archive.expressions import ExpressionError, Scope
 from archive.kernel import Kernel
-from archive.plan import DTYPES, Expression, Launch, Path, PlaceError
+from archive.plan import DTYPES, Expression, Launch, Path, PlaceError, TensorMap
 
 MAX_THREADS, MAX_BLOCK, MAX_GRID = 1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535)
 MAX_WORKSPACE_BYTES = 2**34
+MAX_MAP_SIZE, MAX_MAP_STRIDE, MAX_BOX = 2**32, 2**40, 256  # elements, bytes, elements
+PIECE_BYTES = 16  # strides, and the innermost line of a box, consist of such pieces
 
 
 class IllegalError(ValueError):
@@ -46,7 +48,28 @@ class Pointers:
     names: tuple[str, ...]
 
 
-Value = Pointer | Pointers | int | float
+@dataclass(frozen=True)
+class BoundMap:
+    """An argument that is a tensor map, of 128 bytes by value. Sizes are in elements, the innermost last."""
+
+    name: str
+    tensor: str
+    dtype: str
+    shape: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one index to the next, in all dims but the innermost."""
+        return tuple(math.prod(self.shape[dim + 1 :]) * DTYPES[self.dtype] for dim in range(len(self.shape) - 1))
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+Value = Pointer | Pointers | BoundMap | int | float
 
 
 @dataclass(frozen=True)
@@ -124,11 +147,13 @@ def _bind(kernel: Kernel, point: Point) -> Bound:
     )
     if sum(w.nbytes for w in workspace) > MAX_WORKSPACE_BYTES:
         raise IllegalError(f"the workspace takes more than {MAX_WORKSPACE_BYTES >> 30} GiB")
-    launches = (_launch(launch, index, kernel, scope, point) for index, launch in enumerate(plan.launches))
+    types = {**point.tensors, **{w.name: w.dtype for w in workspace}}
+    maps = {tensor_map.name: _map(tensor_map, types, scope) for tensor_map in plan.tensor_maps}
+    launches = (_launch(launch, index, kernel, scope, point, maps) for index, launch in enumerate(plan.launches))
     return Bound(
         kernel=kernel,
         constants=tuple((name, scope.integers[name]) for name in plan.specialize),
-        types=(*point.tensors.items(), *((w.name, w.dtype) for w in workspace)),
+        types=tuple(types.items()),
         workspace=workspace,
         launches=tuple(launch for launch in launches if 0 not in launch.grid),
     )
@@ -159,7 +184,41 @@ def _elements(shape: tuple[Expression, ...], scope: Scope, name: str) -> int:
     return math.prod(sizes)
 
 
-def _launch(launch: Launch, index: int, kernel: Kernel, scope: Scope, point: Point) -> BoundLaunch:
+def _map(tensor_map: TensorMap, types: Mapping[str, str], scope: Scope) -> BoundMap:
+    path: Path = ("tensor_maps", tensor_map.name)
+    bound = BoundMap(
+        name=tensor_map.name,
+        tensor=tensor_map.tensor,
+        dtype=types[tensor_map.tensor],
+        shape=tuple(_value(size, scope, path) for size in tensor_map.shape),
+        box=tuple(_value(size, scope, path) for size in tensor_map.box),
+        swizzle=tensor_map.swizzle,
+    )
+    if reason := _beyond_the_copy_engine(bound):
+        raise IllegalError(f"tensor map `{bound.name}`: {reason}")
+    return bound
+
+
+def _beyond_the_copy_engine(bound: BoundMap) -> str:
+    """Return which limit of the hardware a tensor map breaks; empty if none."""
+    line = bound.box[-1] * DTYPES[bound.dtype]
+    if not all(1 <= size <= MAX_MAP_SIZE for size in bound.shape):
+        return f"sizes of {list(bound.shape)} are not within 1 and 2^32"
+    if not all(1 <= size <= MAX_BOX for size in bound.box):
+        return f"sizes of a box are 1 to {MAX_BOX} elements, not {list(bound.box)}"
+    if line % PIECE_BYTES:
+        return f"a line of the box has {line} bytes; it must be a multiple of {PIECE_BYTES}"
+    if bound.swizzle and line != bound.swizzle:
+        return f"a line of the box has {line} bytes; with a swizzle of {bound.swizzle} it has as many"
+    for stride in bound.strides:
+        if stride % PIECE_BYTES or stride >= MAX_MAP_STRIDE:
+            return f"the stride of {stride} bytes is not a multiple of {PIECE_BYTES} below 2^40"
+    return ""
+
+
+def _launch(
+    launch: Launch, index: int, kernel: Kernel, scope: Scope, point: Point, maps: Mapping[str, BoundMap]
+) -> BoundLaunch:
     grid = _sizes(launch.grid, scope, ("launch", index, "grid"))
     block = _sizes(launch.block, scope, ("launch", index, "block"))
     shared = _value(launch.shared, scope, ("launch", index, "shared"))
@@ -178,6 +237,8 @@ def _launch(launch: Launch, index: int, kernel: Kernel, scope: Scope, point: Poi
             args.append(Pointers(argument))
         elif argument in pointers:
             args.append(Pointer(str(argument)))
+        elif argument in maps:
+            args.append(maps[str(argument)])
         elif isinstance(value := point.parameters.get(str(argument)), float):
             args.append(value)
         else:

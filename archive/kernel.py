@@ -11,11 +11,23 @@ from functools import cached_property
 from archive import expressions, plan_reader
 from archive.characters import described, hidden
 from archive.expressions import ExpressionError, Scope
-from archive.plan import DTYPES, Launch, Path, PlaceError, Plan, PlanError, Signature, Workspace, print_plan
+from archive.plan import (
+    DTYPES,
+    Launch,
+    Path,
+    PlaceError,
+    Plan,
+    PlanError,
+    Signature,
+    TensorMap,
+    Workspace,
+    print_plan,
+)
 from archive.plan_reader import IDENTIFIER
 
 OPEN, CLOSE = "/*---", "---*/"
 MAX_CHARACTERS = 200_000
+SWIZZLES = (0, 32, 64, 128)  # bytes
 ID_CHARACTERS = 16
 # The op, the note and the knobs in a canonical text, one line per knob.
 OP = re.compile(r'\A/\*---\nop = ("[^\n]*")\n')
@@ -167,6 +179,8 @@ def check_plan(plan: Plan, signature: Signature) -> None:
             raise PlaceError(f"`{name}` cannot be specialised: it is not a dim, parameter or let", ("specialize",))
     for workspace in plan.workspace:
         _check_workspace(workspace, signature, scope)
+    for tensor_map in plan.tensor_maps:
+        _check_tensor_map(tensor_map, {*signature.tensors, *(w.name for w in plan.workspace)}, scope)
     for index, launch in enumerate(plan.launches):
         _check_launch(launch, index, plan, signature, scope)
 
@@ -185,6 +199,7 @@ KEYWORDS = frozenset(
 def _check_fresh(plan: Plan, taken: set[str]) -> None:
     made = [("knobs", name) for name in plan.settings] + [("let", name) for name, _ in plan.let]
     made += [("workspace", workspace.name) for workspace in plan.workspace]
+    made += [("tensor_maps", tensor_map.name) for tensor_map in plan.tensor_maps]
     for section, name in made:
         if name in KEYWORDS:
             raise PlaceError(f"`{name}` is a keyword of C++: choose another name", (section, name))
@@ -212,21 +227,36 @@ def _check_workspace(workspace: Workspace, signature: Signature, scope: Scope) -
         raise PlaceError(f"`{workspace.dtype}` is neither a dtype ({', '.join(DTYPES)}) nor a tensor of the op", path)
 
 
+def _check_tensor_map(tensor_map: TensorMap, tensors: set[str], scope: Scope) -> None:
+    path: Path = ("tensor_maps", tensor_map.name)
+    if tensor_map.tensor not in tensors:
+        known = ", ".join(sorted(tensors))
+        raise PlaceError(f"`{tensor_map.tensor}` is not a tensor or workspace (known: {known})", path)
+    for expression in (*tensor_map.shape, *tensor_map.box):
+        _checked(path, expressions.check_integer, expression, scope)
+    if len(tensor_map.shape) != len(tensor_map.box):
+        message = f"`shape` has {len(tensor_map.shape)} sizes and `box` {len(tensor_map.box)}: give one for each dim"
+        raise PlaceError(message, path)
+    if tensor_map.swizzle not in SWIZZLES:
+        raise PlaceError(f"a swizzle of {tensor_map.swizzle} bytes; there are {', '.join(map(str, SWIZZLES))}", path)
+
+
 def _check_launch(launch: Launch, index: int, plan: Plan, signature: Signature, scope: Scope) -> None:
     sizes = [("grid", e) for e in launch.grid] + [("block", e) for e in launch.block] + [("shared", launch.shared)]
     for key, expression in sizes:
         _checked(("launch", index, key), expressions.check_integer, expression, scope)
     path: Path = ("launch", index, "args")
-    pointers = {*signature.tensors, *(w.name for w in plan.workspace), *(m.name for m in plan.tensor_maps)}
+    pointers = {*signature.tensors, *(w.name for w in plan.workspace)}
+    maps = {tensor_map.name for tensor_map in plan.tensor_maps}
     for argument in launch.args:
         if isinstance(argument, tuple):
             for name in argument:
                 if name not in pointers:
                     known = ", ".join(sorted(pointers))
                     raise PlaceError(f"`{name}` is not a tensor or workspace (known: {known})", path)
-        elif argument not in pointers and argument not in signature.floats:
+        elif argument not in pointers and argument not in maps and argument not in signature.floats:
             if isinstance(argument, str) and IDENTIFIER.match(argument) and argument not in scope.integers:
-                known = ", ".join(sorted({*pointers, *scope.integers, *signature.floats}))
+                known = ", ".join(sorted({*pointers, *maps, *scope.integers, *signature.floats}))
                 raise PlaceError(f"unknown argument `{argument}` (known: {known})", path)
             _checked(path, expressions.check_integer, argument, scope)
 

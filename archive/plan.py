@@ -46,7 +46,7 @@ class Workspace:
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A TMA descriptor. Reserved: not supported yet."""
+    """A descriptor by which the copy engine (TMA) moves tiles of a tensor; the last size and box are the innermost."""
 
     name: str
     tensor: str
@@ -91,8 +91,6 @@ class Plan:
     @property
     def reserved(self) -> str:
         """A feature of this plan that the grammar has but that is not supported yet; empty if there is none."""
-        if self.tensor_maps:
-            return "tensor maps"
         for launch in self.launches:
             if launch.library:
                 return f'library steps (library = "{launch.library}")'

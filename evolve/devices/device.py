@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from archive.binding import Bound
+from archive.binding import Bound, BoundMap
 from archive.records import Conditions, DeviceInfo, Outcome, Resources, Sanitized, Traits
 from evolve.devices.error_passes import ErrorPasses
 
@@ -46,6 +46,16 @@ class RejectedError(Exception):
         super().__init__(f"{outcome}: {log}")
         self.outcome = outcome
         self.log = log
+
+
+def check_maps(bound: Bound, tensors: "Mapping[str, torch.Tensor]") -> None:
+    """Raise a RejectedError unless each tensor that a tensor map describes has the elements that the map claims."""
+    for launch in bound.launches:
+        for value in launch.args:
+            if isinstance(value, BoundMap) and value.elements > tensors[value.tensor].numel():
+                sizes = f"{list(value.shape)}, `{value.tensor}` has {tensors[value.tensor].numel()} elements"
+                message = f"launch {launch.index}: the tensor map `{value.name}` has the shape {sizes}"
+                raise RejectedError(Outcome.MALFORMED, message)
 
 
 class CompileResult(Protocol):

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from archive.binding import IllegalError, Point, Pointer, Pointers, accepts, bind
+from archive.binding import BoundMap, IllegalError, Point, Pointer, Pointers, accepts, bind
 from archive.kernel import Kernel, parse
 from archive.plan import PlanError
 
@@ -37,6 +37,44 @@ def test_expressions_are_evaluated_at_the_point() -> None:
     launch = bound.launches[0]
     assert (launch.grid, launch.block, launch.shared) == ((10, 4, 1), (32, 1, 1), 16)
     assert launch.args == (Pointer("x"), Pointer("w"), 10, 1e-6, Pointers(("x", "out")))
+
+
+def mapped(described: str) -> Kernel:
+    return kernel(body=f"[tensor_maps]\nm = {{ {described} }}", launch='args = ["m"]')
+
+
+def test_a_tensor_map_has_sizes_and_strides_of_contiguous_elements() -> None:
+    described = 'tensor = "x", shape = [2, "rows // 2", "cols"], box = [1, "N", 32], swizzle = 128'
+    (found,) = bind(mapped(described), POINT).launches[0].args
+    assert isinstance(found, BoundMap)
+    assert found == BoundMap("m", "x", "float32", (2, 5, 96), (1, 4, 32), 128)
+    assert (found.strides, found.elements) == ((5 * 96 * 4, 96 * 4), 960)
+
+
+def test_a_tensor_map_of_a_workspace_has_its_dtype() -> None:
+    body = '[workspace]\nw = { shape = [64], dtype = "bfloat16" }\n'
+    body += '[tensor_maps]\nm = { tensor = "w", shape = [64], box = [8] }'
+    (found,) = bind(kernel(body=body, launch='args = ["m"]'), POINT).launches[0].args
+    assert isinstance(found, BoundMap)
+    assert (found.tensor, found.dtype) == ("w", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("described", "reason"),
+    [
+        ("shape = [257, 96], box = [257, 32]", r"1 to 256 elements, not \[257, 32\]"),
+        ('shape = [1], box = ["N - 4"]', "1 to 256 elements"),
+        ('shape = ["rows - 10"], box = [4]', "not within 1 and 2"),
+        ("shape = [8], box = [6]", "a line of the box has 24 bytes; it must be a multiple of 16"),
+        ("shape = [4, 64], box = [4, 64], swizzle = 128", "has 256 bytes; with a swizzle of 128 it has as many"),
+        ("shape = [4, 64], box = [4, 16], swizzle = 128", "has 64 bytes; with a swizzle of 128 it has as many"),
+        ("shape = [4, 6], box = [4, 4]", "the stride of 24 bytes is not a multiple of 16"),
+        ("shape = [2, 4294967296, 64], box = [1, 1, 4]", r"the stride of 1099511627776 bytes is not .* below 2\^40"),
+    ],
+)
+def test_a_tensor_map_beyond_the_copy_engine_is_illegal(described: str, reason: str) -> None:
+    with pytest.raises(IllegalError, match=f"tensor map `m`: .*{reason}"):
+        bind(mapped(f'tensor = "x", {described}'), POINT)
 
 
 def test_a_grid_with_a_zero_skips_the_launch() -> None:

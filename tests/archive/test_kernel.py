@@ -151,7 +151,6 @@ def test_text_that_is_not_a_kernel_is_refused_with_the_reason(text: str, reason:
 @pytest.mark.parametrize(
     ("old", "new", "asked"),
     [
-        ("[[launch]]", '[tensor_maps]\nm = { tensor = "x", shape = [1], box = [1] }\n\n[[launch]]', "tensor maps"),
         ('entry = "second"\ngrid = ["rows", 1, 2]\nblock = [32]', 'library = "matmul"', "library"),
         ("cooperative = true", "overlap = true", "overlap"),
     ],
@@ -160,6 +159,37 @@ def test_reserved_parts_are_parsed_and_named(old: str, new: str, asked: str) -> 
     reserved = parse_for(changed(old, new), SIGNATURE)
     assert asked in reserved.plan.reserved
     assert parse(reserved.text).id == reserved.id
+
+
+MAPPED = "[tensor_maps]\nm = { DESCRIBED }\n\n[[launch]]"
+
+
+@pytest.mark.parametrize(
+    ("described", "reason"),
+    [
+        ('tensor = "z", shape = [1], box = [1]', "`z` is not a tensor or workspace"),
+        ('tensor = "x", shape = ["rows", "cols"], box = [1]', "`shape` has 2 sizes and `box` 1"),
+        ('tensor = "x", shape = ["lines"], box = [1]', "unknown name `lines`"),
+        ('tensor = "x", shape = [1], box = ["high"]', "unknown name `high`"),
+        ('tensor = "x", shape = [1], box = [1], swizzle = 48', "a swizzle of 48 bytes; there are 0, 32, 64, 128"),
+        ('tensor = "x", shape = [1, 1, 1, 1, 1, 1], box = [1]', "`shape` must list 1 to 5 integers"),
+        ('tensor = "x", box = [1]', "`shape` is missing in tensor_maps m"),
+    ],
+)
+def test_a_malformed_tensor_map_is_refused_with_its_line(described: str, reason: str) -> None:
+    text = TEXT.replace("[[launch]]", MAPPED.replace("DESCRIBED", described), 1)
+    with pytest.raises(PlanError, match=reason) as caught:
+        parse_for(text, SIGNATURE)
+    assert "m = {" in str(caught.value) or "m = {" in text.split("\n")[caught.value.line - 1]
+
+
+def test_a_tensor_map_is_an_argument_but_not_part_of_a_list() -> None:
+    mapped = TEXT.replace("[[launch]]", MAPPED.replace("DESCRIBED", 'tensor = "x", shape = [1], box = [1]'), 1)
+    kernel = parse_for(mapped.replace("args = [", 'args = ["m", ', 1), SIGNATURE)
+    assert kernel.plan.launches[0].args[0] == "m"
+    assert 'm = { tensor = "x", shape = [1], box = [1], swizzle = 0 }' in kernel.text
+    with pytest.raises(PlanError, match="`m` is not a tensor or workspace"):
+        parse_for(mapped.replace("args = [", 'args = [["m"], ', 1), SIGNATURE)
 
 
 def test_text_before_the_plan_is_quoted_in_the_error() -> None:

@@ -37,6 +37,13 @@ def bound(body: str = BODY, before: str = "", signature: str = SIGNATURE, plan: 
     return bind(parse(f'{plan}{before}\nextern "C" __global__ void scaled({signature}) {{ {body} }}\n'), POINT)
 
 
+def mapped(parameter: str) -> Bound:
+    """Return a kernel that takes a tensor map of `x` by this parameter."""
+    map_of_x = '[tensor_maps]\nm = { tensor = "x", shape = ["n"], box = [64] }\n[[launch]]'
+    plan = PLAN.replace("[[launch]]", map_of_x).replace('["x", "y", "n", "eps", ["x", "y"]]', '["m"]')
+    return bound("", signature=parameter, plan=plan)
+
+
 def compiled(kernel: Bound) -> Cubin:
     return compile_cubin(kernel, "sm_90a")
 
@@ -49,6 +56,10 @@ def rejected(kernel: Bound) -> RejectedError:
 
 def test_the_sizes_of_the_parameters_are_read_from_the_cubin() -> None:
     assert compiled(bound()).entries["scaled"].parameter_bytes == (8, 8, 8, 4, 16)
+
+
+def test_a_tensor_map_is_a_parameter_of_128_bytes() -> None:
+    assert compiled(mapped("const __grid_constant__ CUtensorMap m")).entries["scaled"].parameter_bytes == (128,)
 
 
 def test_resources_are_those_that_the_compiler_reports() -> None:
@@ -77,6 +88,8 @@ def test_the_image_is_a_whole_elf_file() -> None:
         (bound("", signature=SIGNATURE.replace(", float eps", "")), Outcome.MALFORMED, "takes 4 arguments.*gives 5"),
         (bound(signature=SIGNATURE.replace("2> both", "3> both")), Outcome.MALFORMED, "list of 2 pointers.*24 bytes"),
         (bound(signature=SIGNATURE.replace("long long", "short")), Outcome.MALFORMED, "4 or 8 bytes.*takes 2"),
+        (mapped("const CUtensorMap* m"), Outcome.MALFORMED, "`m` .*__grid_constant__ CUtensorMap m`.* takes 8 bytes"),
+        (mapped("const CUtensorMap m"), Outcome.MALFORMED, "`m`, the function a copy of it: take it as `const __grid"),
         (bound(plan=PLAN.replace('"scaled"', '"other"')), Outcome.MALFORMED, "no extern .*`other`.*scaled"),
     ],
 )  # fmt: skip

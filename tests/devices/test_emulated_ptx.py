@@ -170,7 +170,7 @@ def test_an_asynchronous_copy_to_a_misaligned_address_fails(device: EmulatedDevi
     "statement",
     [
         'asm volatile("cp.async.commit_group; membar.gl;");',
-        'asm volatile("cp.async.bulk.commit_group;");',
+        'asm volatile("cp.async.bulk.prefetch.L2.global [%0], 16;");',
         'asm("mov.u32 %0, %clock;" : "=r"(y[0]));',
         'asm volatile("cp.async.wait_group %1;" ::"n"(0));',
         'asm goto("cp.async.wait_all;");',

@@ -10,7 +10,7 @@ import pytest
 import torch
 from device_kernels import bound, made, single
 
-from archive.binding import BoundLaunch, Pointer, Pointers
+from archive.binding import BoundLaunch, BoundMap, Pointer, Pointers
 from archive.records import Sanitized
 from evolve.devices.device import Device, SeparateRun
 
@@ -105,14 +105,23 @@ def test_a_report_is_bounded() -> None:
 
 
 def test_a_packed_run_is_read_as_it_was_written(tmp_path: Path) -> None:
-    args = (Pointer("x"), Pointers(("x", "y")), 3, -(2**40), 1.0, math.inf)
+    mapped = BoundMap("m", "x", "float32", (4, 8), (2, 8), 32)
+    args = (Pointer("x"), Pointers(("x", "y")), mapped, 3, -(2**40), 1.0, math.inf)
     launch = BoundLaunch(1, "entry", (2, 3, 1), (32, 1, 1), 70000, args, cooperative=True)
     buffers = (Buffer("x", 4, contents=b"abcd"), Buffer("y", 0), Buffer("scratch", 12, zero=True))
-    written = PackedRun(b"\x7fELF...", (ReplayLaunch(launch, (8, 16, 4, 8, 4, 8), 100),), buffers, device=2)
+    written = PackedRun(b"\x7fELF...", (ReplayLaunch(launch, (8, 16, 128, 4, 8, 4, 8), 100),), buffers, device=2)
     replay.write(written, tmp_path)
     found = replay.read(tmp_path)
     assert found == written
-    assert [type(value) for value in found.steps[0].launch.args] == [Pointer, Pointers, int, int, float, float]
+    assert [type(value) for value in found.steps[0].launch.args] == [
+        Pointer,
+        Pointers,
+        BoundMap,
+        int,
+        int,
+        float,
+        float,
+    ]
 
 
 def test_only_inputs_and_zeroed_workspaces_are_initialised() -> None:

@@ -4,7 +4,7 @@ import ctypes
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ import torch
 from gpu_records import H200
 
 from archive import library
-from archive.binding import Bound, BoundLaunch, Pointer, Pointers, Value, bind
+from archive.binding import Bound, BoundLaunch, BoundMap, Pointer, Pointers, Value, bind
 from evolve.devices import object_file
-from evolve.devices.cuda import cubin
+from evolve.devices.cuda import cubin, tensor_maps
 from evolve.devices.cuda.translation import source
 from evolve.devices.device import RejectedError
 from evolve.devices.prelude import cuda_include_dirs
@@ -34,6 +34,9 @@ ARGUMENTS: tuple[Value, ...] = (
     Pointer("x"), 7, 0.25, Pointers(("x", "out")), 2**40, -3, Pointer("out"), 1e-300, 3_000_000_000,
 )  # fmt: skip
 SIZES = (8, 4, 4, 16, 8, 4, 8, 8, 4)
+C_TYPES = {"float64": "FLOAT64", "float32": "FLOAT32", "float16": "FLOAT16", "bfloat16": "BFLOAT16",
+           "int64": "INT64", "int32": "INT32", "int16": "UINT16", "uint8": "UINT8", "bool": "UINT8", "int8": "UINT8",
+           "float8_e4m3fn": "UINT8", "float8_e5m2": "UINT8"}  # fmt: skip
 ADDRESSES = {"x": 0x7F00_0000_1000, "out": 0x7F00_0000_2000}
 
 
@@ -49,6 +52,7 @@ class FakeDriver:
     modules: int = 0  # how many were loaded
     shared: list[int] = field(default_factory=list)  # what kernels were allowed, in order
     modes: list[int] = field(default_factory=lambda: [0])  # of capture, in order
+    encoded: list[tuple[Any, ...]] = field(default_factory=list)  # tensor maps, as they were asked for
 
     def cuModuleLoadData(self, _module: Any, _image: bytes) -> int:  # noqa: N802
         self.modules += 1
@@ -68,6 +72,20 @@ class FakeDriver:
             return self.codes.pop(0)
         values = [ctypes.string_at(at, size) for at, size in zip(arguments, self.sizes, strict=True)]
         self.launched.append((Config.from_buffer_copy(config._obj), values))
+        return 0
+
+    def cuTensorMapEncodeTiled(self, place: Any, dtype: int, rank: Any, address: Any, *rest: Any) -> int:  # noqa: N802
+        assert place.value % tensor_maps.ALIGNMENT == 0
+        sizes, strides, box, steps, *modes = rest
+        self.encoded.append(
+            (dtype, rank.value, address.value, list(sizes), list(strides), list(box), list(steps), modes)
+        )
+        ctypes.memmove(place, address.value.to_bytes(8, "little"), 8)
+        return 0
+
+    def cuTensorMapReplaceAddress(self, place: Any, address: Any) -> int:  # noqa: N802
+        self.encoded.append((address.value,))
+        ctypes.memmove(place, address.value.to_bytes(8, "little"), 8)
         return 0
 
     def cuCtxSetCurrent(self, _context: Any) -> int:  # noqa: N802
@@ -141,6 +159,28 @@ def test_launches_share_the_address_of_a_tensor() -> None:
     assert block.arguments[0][0] == block.arguments[1][0]
 
 
+MAP = BoundMap("m", "x", "bfloat16", (3, 5, 64), (1, 4, 64), 128)
+
+
+def test_a_tensor_map_is_encoded_once_and_gets_another_address_only_if_the_tensor_has(fake: FakeDriver) -> None:
+    block = Block([replace(launch(), args=(MAP, Pointer("x"), Pointer("out")))], [(128, 8, 8)])
+    assert block.names == ["x", "out"]
+    place = block.arguments[0][0] or 0
+    for address in (0x1000, 0x1000, 0x2000):
+        block.point([address, 0x3000])
+        assert ctypes.string_at(place, 8) == address.to_bytes(8, "little")
+    sizes, strides, box = [64, 5, 3], [128, 640], [64, 4, 1]
+    assert fake.encoded == [(9, 3, 0x1000, sizes, strides, box, [1, 1, 1], [0, 3, 2, 0]), (0x2000,)]
+
+
+def test_a_refused_tensor_map_names_itself(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeDriver, "cuTensorMapEncodeTiled", lambda *_: 1)
+    assert not fake.encoded
+    block = Block([replace(launch(), args=(MAP,))], [(128,)])
+    with pytest.raises(RejectedError, match=r"tensor map `m`: the driver refuses it \(error 1\)"):
+        block.point([0x1000])
+
+
 def test_structures_are_laid_out_as_in_cudas_header(tmp_path: Path) -> None:
     header = next((one for one in cuda_include_dirs() if (one / "cuda.h").is_file()), None)
     compiler = shutil.which("g++")
@@ -156,7 +196,14 @@ def test_structures_are_laid_out_as_in_cudas_header(tmp_path: Path) -> None:
             f"CU_LAUNCH_ATTRIBUTE_COOPERATIVE == {driver.COOPERATIVE}",
             f"CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES == {driver.MOST_SHARED}",
             f"CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES == {driver.STATIC_SHARED}",
-            f"CU_STREAM_CAPTURE_MODE_RELAXED == {driver.RELAXED}"]  # fmt: skip
+            f"CU_STREAM_CAPTURE_MODE_RELAXED == {driver.RELAXED}",
+            f"sizeof(CUtensorMap) == {tensor_maps.BYTES} && {tensor_maps.ALIGNMENT} % alignof(CUtensorMap) == 0",
+            *(f"CU_TENSOR_MAP_SWIZZLE_{n}B == {code}" for n, code in tensor_maps.SWIZZLES.items() if n),
+            f"CU_TENSOR_MAP_SWIZZLE_NONE == {tensor_maps.SWIZZLES[0]}",
+            f"CU_TENSOR_MAP_INTERLEAVE_NONE == {tensor_maps.PLAIN}",
+            f"CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE == {tensor_maps.ZEROS}",
+            f"CU_TENSOR_MAP_L2_PROMOTION_L2_128B == {tensor_maps.SECTORS}",
+            *(f"CU_TENSOR_MAP_DATA_TYPE_{c} == {tensor_maps.TYPES[name]}" for name, c in C_TYPES.items())]  # fmt: skip
     code = "\n".join(
         ["#include <cstddef>", "#include <cuda.h>", *(f"static_assert({one});" for one in of_config + rest)]
     )
@@ -220,6 +267,23 @@ def test_a_plan_gives_the_driver_what_a_call_gives(compiler: nvrtc.Nvrtc, fake: 
     alike = [a == b for a, b in zip(called, planned, strict=True)]
     assert [int.from_bytes(one, "little") in own for one in called] == [not same for same in alike]
     assert out.data_ptr().to_bytes(8, "little") in planned
+
+
+def test_a_plan_points_the_tensor_maps_at_the_tensors_of_each_call(compiler: nvrtc.Nvrtc, fake: FakeDriver) -> None:
+    op = catalog.load("gemm")
+    workload = next(one for one in op.gpu if one.dtype == "bfloat16")
+    kernel = next(one for one in library.shipped("gemm") if one.plan.tensor_maps)
+    bound = bind(kernel, point(op, workload, H200))
+    ready = Ready(program(bound, compiler, fake), torch.device("cpu", 0), Buffers.of(op, workload, bound), ())
+    calls = [tuple(torch.empty(op.shape(spec, workload), dtype=torch.bfloat16) for spec in op.inputs) for _ in "ab"]
+    shape = op.shape(op.outputs[0], workload)
+    sources = [Source(at, 0, tuple(x.shape)) for at, x in enumerate(calls[0])]
+    plan = ready.planned(sources, [Written(shape, (shape[1], 1), torch.bfloat16, is_wanted=True)], {})
+    for inputs in (*calls, calls[1]):
+        out = plan(*inputs)
+        addresses = [int.from_bytes(value[:8], "little") for value in fake.launched[-1][1]]
+        assert addresses == [*[x.data_ptr() for x in inputs], out.data_ptr()]
+    assert [len(one) > 1 for one in fake.encoded[:3]] == [True] * 3
 
 
 def test_a_plan_launches_a_kernel_whose_workspace_is_empty_at_these_sizes(

@@ -56,7 +56,7 @@ class Emulated:
             places = ((launch.index, at) for at in range(len(launch.args)))
             pairs = zip(places, launch.args, strict=True)
             # A number is written into a float's or an integer's place, whichever it is.
-            args = tuple(type(value)(given[place]) if place in given else value for place, value in pairs)  # type: ignore[arg-type]
+            args = tuple(type(value)(given[place]) if place in given else value for place, value in pairs)  # type: ignore[arg-type, call-arg]
             return replace(launch, args=args)
 
         launches = tuple(map(filled, self.bound.launches))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from archive.binding import Bound, BoundLaunch, Pointer, Pointers, Value
+from archive.binding import Bound, BoundLaunch, BoundMap, Pointer, Pointers, Value
 from archive.records import Resources, Traits, content_id
 from evolve.devices import object_file
 from evolve.devices.object_file import Section, Symbol
@@ -134,6 +134,8 @@ def _argument(value: Value, scratch: Mapping[str, int]) -> object:
             return ["tensor", scratch.get(name, name)]
         case Pointers(names=names):
             return ["tensors", *(scratch.get(name, name) for name in names)]
+        case BoundMap(tensor=name):
+            return ["map", scratch.get(name, name), value.dtype, value.shape, value.box, value.swizzle]
     return value
 
 

@@ -4,6 +4,7 @@ import ctypes
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,10 +12,11 @@ from cupy.cuda import runtime
 from cupy.cuda.function import Module
 from cupy_backends.cuda.api import driver
 
-from archive.binding import Bound, BoundLaunch, Pointer, Pointers, Value
+from archive.binding import Bound, BoundLaunch, BoundMap, Pointer, Pointers, Value
 from archive.records import Outcome, Resources, Traits
 from evolve.devices.cuda.compiler import Cubin
-from evolve.devices.device import RejectedError
+from evolve.devices.cuda.tensor_maps import EncodedMap
+from evolve.devices.device import RejectedError, check_maps
 
 DEFAULT_SHARED_BYTES = 48 * 1024
 
@@ -47,6 +49,7 @@ class CudaProgram:
         for workspace in self.bound.workspace:
             if workspace.zero:
                 tensors[workspace.name].zero_()
+        check_maps(self.bound, tensors)
         stream = current_stream()
         for launch in self._launches:
             launch.enqueue(lambda name: tensors[name].data_ptr(), stream)
@@ -64,6 +67,7 @@ class Parameters:
 
     addresses: Any
     pointers: tuple[tuple[Any, int, str], ...]  # (slot, index within a list or 0, tensor)
+    maps: tuple[EncodedMap, ...]
     keep: tuple[Any, ...]
 
     @classmethod
@@ -79,13 +83,16 @@ class Parameters:
                 case Pointers(names=names):
                     slot = (ctypes.c_uint64 * len(names))()
                     pointers += [(slot, index, name) for index, name in enumerate(names)]
+                case BoundMap():
+                    slot = EncodedMap(value, _driver())
                 case float():
                     slot = (ctypes.c_float if size == 4 else ctypes.c_double)(value)
                 case int():
                     slot = (ctypes.c_int32 if size == 4 else ctypes.c_int64)(value)
             slots.append(slot)
-        addresses = (ctypes.c_void_p * max(1, len(slots)))(*(ctypes.addressof(slot) for slot in slots))
-        return cls(addresses, tuple(pointers), tuple(slots))
+        maps = tuple(slot for slot in slots if isinstance(slot, EncodedMap))
+        places = [slot.place if isinstance(slot, EncodedMap) else ctypes.addressof(slot) for slot in slots]
+        return cls((ctypes.c_void_p * max(1, len(slots)))(*places), tuple(pointers), maps, tuple(slots))
 
 
 @dataclass(frozen=True)
@@ -100,12 +107,19 @@ class Launch:
         """Enqueue the launch; `address` returns the address of a tensor or workspace by name."""
         for slot, index, name in self.parameters.pointers:
             slot[index] = address(name)
+        for one in self.parameters.maps:
+            one.point(address(one.tensor))
         launch, addresses = self.bound, ctypes.addressof(self.parameters.addresses)
         sizes = (*launch.grid, *launch.block, launch.shared, stream)
         if launch.cooperative:
             driver.launchCooperativeKernel(self.function.ptr, *sizes, addresses)
         else:
             driver.launchKernel(self.function.ptr, *sizes, addresses, 0)
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
 
 
 def current_stream() -> int:

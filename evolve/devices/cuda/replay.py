@@ -19,7 +19,7 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from archive.binding import Bound, BoundLaunch, Pointer, Pointers, Value
+from archive.binding import Bound, BoundLaunch, BoundMap, Pointer, Pointers, Value
 from evolve.devices.cuda.compiler import Cubin
 from evolve.devices.turns import shared
 
@@ -202,6 +202,8 @@ def _plain_value(value: Value) -> Any:
             return name
         case Pointers(names=names):
             return list(names)
+        case BoundMap():
+            return asdict(value)
     return value
 
 
@@ -225,6 +227,8 @@ def _value(plain: Any) -> Value:
             return Pointer(plain)
         case list():
             return Pointers(tuple(plain))
+        case dict():
+            return BoundMap(**{**plain, "shape": tuple(plain["shape"]), "box": tuple(plain["box"])})
     number: int | float = plain
     return number
 

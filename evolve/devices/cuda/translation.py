@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from archive.binding import Bound, BoundLaunch, Pointer, Pointers, Value
+from archive.binding import Bound, BoundLaunch, BoundMap, Pointer, Pointers, Value
 from archive.records import Outcome
 from evolve.devices.cuda.cubin import EntryPoint
 from evolve.devices.device import RejectedError
@@ -87,7 +87,7 @@ EMPTY_HEADERS = (
     "cstddef", "stdio.h", "cstdio", "assert.h", "cassert", "cuda.h", "cuda_runtime.h", "cuda_runtime_api.h",
     "device_launch_parameters.h", "vector_types.h", "vector_functions.h", "type_traits", "algorithm", "utility",
 )  # fmt: skip
-POINTER_BYTES = 8
+POINTER_BYTES, MAP_BYTES = 8, 128
 
 
 def source(bound: Bound) -> str:
@@ -120,7 +120,7 @@ def _check_launch(launch: BoundLaunch, entries: Mapping[str, EntryPoint], source
         message = f"{where}: `{entry.name}` takes {len(entry.parameter_bytes)} arguments, the plan gives"
         raise RejectedError(Outcome.MALFORMED, f"{message} {len(launch.args)}")
     for position, (value, size) in enumerate(zip(launch.args, entry.parameter_bytes, strict=True)):
-        if fault := _misfit(value, size, _unsigned(launch.entry, source)):
+        if fault := _misfit(value, size, _unsigned(launch.entry, source)) or _copied_map(value, source):
             raise RejectedError(Outcome.MALFORMED, f"{where}: argument {position} of `{entry.name}`: {fault}")
     threads = launch.block[0] * launch.block[1] * launch.block[2]
     if entry.max_threads and threads > entry.max_threads:
@@ -136,16 +136,35 @@ def _unsigned(entry: str, source: str) -> bool:
     return signature is None or re.search(r"\b(?:unsigned|uint32_t|uint)\b", signature[1]) is not None
 
 
-def _misfit(value: Value, size: int, unsigned: bool) -> str:
-    match value:
-        case Pointer(name=name) if size != POINTER_BYTES:
-            return f"the plan gives the pointer `{name}`, the function takes {size} bytes"
-        case Pointers(names=names) if size != POINTER_BYTES * len(names):
-            return f"the plan gives a list of {len(names)} pointers, the function takes {size} bytes"
-        case float() if size not in (4, 8):
-            return f"the plan gives a number, the function takes {size} bytes"
-        case int() if size not in (4, 8):
-            return f"the plan gives an integer, which has 4 or 8 bytes, the function takes {size} bytes"
-        case int() if size == 4 and not -(2**31) <= value < 2 ** (32 if unsigned else 31):
-            return f"{value} does not fit in 4 bytes: make the parameter a long long"
+def _copied_map(value: Value, source: str) -> str:
+    """Return a fault if a tensor map is no `__grid_constant__`: its address would be that of a copy in local memory."""
+    if isinstance(value, BoundMap) and "__grid_constant__" not in source:
+        return f"the plan gives the tensor map `{value.name}`, the function a copy of it: {_taken(value)}"
     return ""
+
+
+def _taken(value: BoundMap) -> str:
+    return f"take it as `const __grid_constant__ CUtensorMap {value.name}`"
+
+
+def _misfit(value: Value, size: int, unsigned: bool) -> str:
+    given, wanted = _given(value)
+    if size not in wanted:
+        return f"the plan gives {given}, the function takes {size} bytes"
+    if isinstance(value, int) and size == 4 and not -(2**31) <= value < 2 ** (32 if unsigned else 31):
+        return f"{value} does not fit in 4 bytes: make the parameter a long long"
+    return ""
+
+
+def _given(value: Value) -> tuple[str, tuple[int, ...]]:
+    """Return what an argument is, and how many bytes it may have."""
+    match value:
+        case Pointer(name=name):
+            return f"the pointer `{name}`", (POINTER_BYTES,)
+        case Pointers(names=names):
+            return f"a list of {len(names)} pointers", (POINTER_BYTES * len(names),)
+        case BoundMap(name=name):
+            return f"the tensor map `{name}` ({_taken(value)})", (MAP_BYTES,)
+        case float():
+            return "a number", (4, 8)
+    return "an integer, which has 4 or 8 bytes", (4, 8)

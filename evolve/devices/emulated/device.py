@@ -16,10 +16,11 @@ from pathlib import Path
 
 import torch
 
-from archive.binding import Bound, BoundLaunch, Pointer, Pointers, Value
+from archive.binding import PIECE_BYTES, Bound, BoundLaunch, BoundMap, Pointer, Pointers, Value
+from archive.plan import DTYPES
 from archive.records import DeviceInfo, Outcome, Resources, Traits
 from evolve.devices import state
-from evolve.devices.device import CompileResult, Program, RejectedError, Tools
+from evolve.devices.device import CompileResult, Program, RejectedError, Tools, check_maps
 from evolve.devices.emulated import ARCH, POLICY, compiler
 from evolve.devices.emulated.compiler import WatchedVariable, watched_variables
 
@@ -31,6 +32,7 @@ CValue = ctypes.Array[ctypes.c_char]
 ENVIRONMENT_BYTES, SSE_FLAGS = 64, 0x3F  # more than C's `fenv_t` has; the lowest bits of MXCSR
 C_LIBRARY = ctypes.CDLL(None)
 NO_ACCESS = 0  # PROT_NONE
+TILE_MAP, MOST_DIMS, MAP_ALIGNMENT, MAP_MARK = struct.Struct("<Q3I5I5Q40xQ"), 5, 64, 0x70616D2D656C6974
 
 
 def fenced(nbytes: int) -> torch.Tensor | None:
@@ -142,6 +144,7 @@ class EmulatedProgram:
         for workspace in self.bound.workspace:
             if workspace.zero:
                 tensors[workspace.name].zero_()
+        check_maps(self.bound, tensors)
         for launch in self.bound.launches:
             self._launch(launch, tensors)
         if changed := [variable.name for variable in self._loaded.watched if variable.changed()]:
@@ -203,10 +206,10 @@ class Parameter(ctypes.Structure):
     @property
     def description(self) -> str:
         kinds = {"p": "a pointer", "i": "an integer", "u": "an unsigned integer", "f": "a floating point number"}
-        kinds["l"] = f"a List of {self.bytes // 8} pointers"
+        kinds |= {"l": f"a List of {self.bytes // 8} pointers", "t": "a tensor map"}
         kind = chr(self.kind)
         return kinds.get(kind, "a value of a type that no argument has") + (
-            "" if kind in "pl" else f" of {self.bytes} bytes"
+            "" if kind in "plt" else f" of {self.bytes} bytes"
         )
 
 
@@ -239,7 +242,13 @@ def check(launch: BoundLaunch, entry: CEntry) -> None:
 def _misfit(value: Value, parameter: Parameter) -> str:
     kind, size = chr(parameter.kind), parameter.bytes
     given = _described(value)
-    fits = {Pointer: kind == "p", Pointers: kind == "l", float: kind == "f", int: kind in "iu" and size in {4, 8}}
+    fits = {
+        Pointer: kind == "p",
+        Pointers: kind == "l",
+        BoundMap: kind == "t",
+        float: kind == "f",
+        int: kind in "iu" and size in {4, 8},
+    }
     if not fits[type(value)]:
         return f"the plan passes {given}, the entry takes {parameter.description}"
     if isinstance(value, Pointers) and size != 8 * len(value.names):
@@ -258,6 +267,8 @@ def _described(value: Value) -> str:
             return f"the tensor `{name}`"
         case Pointers(names):
             return f"a list of {len(names)} tensors ({', '.join(names)})"
+        case BoundMap(name):
+            return f"the tensor map `{name}` (take it as `const __grid_constant__ CUtensorMap {name}`)"
         case float():
             return f"the float {value}"
     return f"the integer {value}"
@@ -270,8 +281,29 @@ def as_c(value: Value, parameter: Parameter, tensors: Mapping[str, torch.Tensor]
             data: bytes = bytes(ctypes.c_void_p(tensors[name].data_ptr()))
         case Pointers(names):
             data = b"".join(bytes(ctypes.c_void_p(tensors[name].data_ptr())) for name in names)
+        case BoundMap():
+            return _encoded(value, tensors[value.tensor].data_ptr())
         case float():
             data = bytes(ctypes.c_float(value) if parameter.bytes == 4 else ctypes.c_double(value))
         case _:
             data = (value % (1 << 8 * parameter.bytes)).to_bytes(parameter.bytes, "little")
     return ctypes.create_string_buffer(data, len(data))
+
+
+def _encoded(described: BoundMap, address: int) -> ctypes.Array[ctypes.c_char]:
+    """Return a tensor map as the runtime's `TileMap`, aligned as kernels take it."""
+    if address % PIECE_BYTES:
+        message = (
+            f"tensor map `{described.name}`: `{described.tensor}` does not begin at a multiple of {PIECE_BYTES} bytes"
+        )
+        raise RejectedError(Outcome.LAUNCH_ERROR, message)
+    rank, unused = len(described.shape), [0] * (MOST_DIMS - len(described.shape))
+    data = TILE_MAP.pack(
+        address, DTYPES[described.dtype], rank, described.swizzle,
+        *described.box[::-1], *unused, *described.shape[::-1], *unused, MAP_MARK,
+    )  # fmt: skip
+    memory = ctypes.create_string_buffer(TILE_MAP.size + MAP_ALIGNMENT)
+    offset = -ctypes.addressof(memory) % MAP_ALIGNMENT
+    place = (ctypes.c_char * TILE_MAP.size).from_buffer(memory, offset)
+    place.raw = data
+    return place

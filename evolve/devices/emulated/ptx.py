@@ -1,11 +1,13 @@
 """Inline PTX of a kernel as calls of the emulator's own functions, for the few instructions that it knows."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 KNOWN = (
     "mma.sync (m16n8k16 with .f16 or .bf16, m16n8k8 with .tf32, sums in .f32), wgmma.mma_async (k16 with .f16 or "
-    ".bf16, tiles in shared memory, sums in .f32), ldmatrix, cp.async and ex2.approx"
+    ".bf16, tiles in shared memory, sums in .f32), ldmatrix, cp.async, cp.async.bulk (also .tensor; with an mbarrier "
+    "or a bulk_group, without hints), mbarrier (init, arrive, expect_tx, try_wait.parity) and ex2.approx"
 )
 STATEMENT = re.compile(r"\b(?:asm|__asm__|__asm)\b(?:\s+(?:volatile|__volatile__))?\s*\(")
 LITERAL = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
@@ -22,6 +24,8 @@ class EmulatedInstruction:
     operands: tuple[int, ...]
 
 
+SHARED_WORD = r"(?:\.shared(?:::cta)?)\.b64"
+OF_A_BLOCK = r"(?:\.release\.cta)?"
 INSTRUCTIONS = (
     EmulatedInstruction(
         re.compile(r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32"), "mma<__nv_bfloat16>", (14,)
@@ -47,7 +51,34 @@ INSTRUCTIONS = (
     EmulatedInstruction(re.compile(r"ex2\.approx\.ftz\.f32"), "exp2_approx<true>", (2,)),
     EmulatedInstruction(re.compile(r"cp\.async\.(?:commit_group|wait_all|wait_group)"), "waited", (0, 1)),
     EmulatedInstruction(re.compile(r"wgmma\.(?:fence|commit_group|wait_group)\.sync\.aligned"), "waited", (0, 1)),
-    EmulatedInstruction(re.compile(r"fence\.proxy\.async(?:\.shared::cta)?"), "waited", (0,)),
+    EmulatedInstruction(re.compile(r"fence\.proxy\.async(?:\.shared::cta|\.global)?"), "waited", (0,)),
+    EmulatedInstruction(re.compile(r"fence\.mbarrier_init\.release\.cluster"), "waited", (0,)),
+    EmulatedInstruction(re.compile(r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32"), "waited", (1,)),
+    EmulatedInstruction(re.compile(rf"mbarrier\.(init|inval){SHARED_WORD}"), r"\1_barrier", (1, 2)),
+    EmulatedInstruction(re.compile(rf"mbarrier\.arrive{OF_A_BLOCK}{SHARED_WORD} _"), "arrive", (1, 2)),
+    EmulatedInstruction(
+        re.compile(rf"mbarrier\.arrive\.expect_tx{OF_A_BLOCK}{SHARED_WORD} _"), "arrive_and_expect", (2,)
+    ),
+    EmulatedInstruction(re.compile(rf"mbarrier\.expect_tx(?:\.relaxed\.cta)?{SHARED_WORD}"), "expect", (2,)),
+    EmulatedInstruction(
+        re.compile(r"cp\.async\.bulk\.shared::(?:cluster|cta)\.global\.mbarrier::complete_tx::bytes"), "bulk_in", (4,)
+    ),
+    EmulatedInstruction(re.compile(r"cp\.async\.bulk\.global\.shared::cta\.bulk_group"), "bulk_out", (3,)),
+    EmulatedInstruction(
+        re.compile(
+            r"cp\.async\.bulk\.tensor\.([1-5])d\.shared::(?:cluster|cta)\.global(?:\.tile)?\.mbarrier::complete_tx::bytes"
+        ),
+        r"load_tile<\1>",
+        (4, 5, 6, 7, 8),
+    ),
+    EmulatedInstruction(
+        re.compile(r"cp\.async\.bulk\.tensor\.([1-5])d\.global\.shared::cta(?:\.tile)?\.bulk_group"),
+        r"store_tile<\1>",
+        (3, 4, 5, 6, 7),
+    ),
+    EmulatedInstruction(re.compile(r"cp\.async\.bulk\.commit_group"), "commit_group", (0,)),
+    EmulatedInstruction(re.compile(r"cp\.async\.bulk\.wait_group(?:\.read)?"), "wait_group", (1,)),
+    EmulatedInstruction(re.compile(r"prefetch\.tensormap"), "prefetched", (1,)),
 )
 # A whole statement, because the instruction takes a predicate: whether to add to the sums or to begin them.
 OF_A_WARPGROUP = re.compile(
@@ -55,6 +86,18 @@ OF_A_WARPGROUP = re.compile(
     r"wgmma\.mma_async\.sync\.aligned\.m64n(?P<n>\d+)k16\.f32\.(?P<dtype>bf16|f16)\.(?P=dtype)\s*"
     r"\{(?P<sums>[^}]*)\}\s*,\s*(?P<a>%\d+)\s*,\s*(?P<b>%\d+)\s*,\s*(?P=add)\s*,\s*1\s*,\s*1\s*,"
     r"\s*(?P<a_across>[01])\s*,\s*(?P<b_across>[01])\s*;\s*\}?\s*"
+)
+# Whole statements, because they have a predicate and a label: a loop until a phase ends, and the question if it has.
+UNTIL_A_PHASE_ENDS = re.compile(
+    r"\{?\s*\.reg\s+\.pred\s+(?P<ended>\w+)\s*;\s*(?P<again>\w+)\s*:\s*mbarrier\.try_wait\.parity(?:\.acquire\.cta)?"
+    rf"{SHARED_WORD}\s+(?P=ended)\s*,\s*\[\s*(?P<at>%\d+)\s*\]\s*,\s*(?P<parity>%?\d+)\s*;\s*"
+    r"(?:@!(?P=ended)\s+bra(?:\.uni)?\s+(?P=again)\s*;|@(?P=ended)\s+bra(?:\.uni)?\s+(?P<done>\w+)\s*;\s*"
+    r"bra(?:\.uni)?\s+(?P=again)\s*;\s*(?P=done)\s*:)\s*\}?\s*"
+)
+WHETHER_A_PHASE_HAS_ENDED = re.compile(
+    r"\{?\s*\.reg\s+\.pred\s+(?P<ended>\w+)\s*;\s*mbarrier\.(?:try|test)_wait\.parity(?:\.acquire\.cta)?"
+    rf"{SHARED_WORD}\s+(?P=ended)\s*,\s*\[\s*(?P<at>%\d+)\s*\]\s*,\s*(?P<parity>%?\d+)\s*;\s*"
+    r"selp\.[bus]32\s+(?P<to>%\d+)\s*,\s*1\s*,\s*0\s*,\s*(?P=ended)\s*;\s*\}?\s*"
 )
 TYPES = {"bf16": "__nv_bfloat16", "f16": "__half"}
 
@@ -86,6 +129,10 @@ def _calls(source: str, text: str) -> str | None:
     written = "".join(LITERAL.findall(template)).replace("\\n", "\n").replace("\\t", " ")
     if product := OF_A_WARPGROUP.fullmatch(written):
         return _product_of_a_warpgroup(product, values)
+    if waiting := UNTIL_A_PHASE_ENDS.fullmatch(written):
+        return _with_arguments("wait_for_phase", (waiting["at"], waiting["parity"]), values)
+    if asked := WHETHER_A_PHASE_HAS_ENDED.fullmatch(written):
+        return _with_arguments("phase_has_ended", (asked["to"], asked["at"], asked["parity"]), values)
     calls = [_call(one.strip(), values) for one in re.split(r"[;\n]", written) if one.strip()]
     return " ".join(call for call in calls if call) if calls and all(calls) else None
 
@@ -103,14 +150,20 @@ def _product_of_a_warpgroup(found: re.Match[str], values: list[str]) -> str | No
 def _call(written: str, values: list[str]) -> str | None:
     name, _, rest = written.partition(" ")
     operands = [one.strip() for one in re.sub(r"[{}\[\]]", " ", rest).split(",") if one.strip()]
+    if operands[:1] == ["_"]:  # what the instruction returns is not wanted
+        name, operands = f"{name} _", operands[1:]
     for known in INSTRUCTIONS:
         found = known.name.fullmatch(name)
         if found is None or len(operands) not in known.operands:
             continue
-        arguments = [_argument(one, values) for one in operands]
-        if all(arguments):
-            return f"evolve::ptx::{found.expand(known.function)}({', '.join(one for one in arguments if one)});"
+        if call := _with_arguments(found.expand(known.function), operands, values):
+            return call
     return None
+
+
+def _with_arguments(function: str, operands: Sequence[str], values: list[str]) -> str | None:
+    arguments = [_argument(one, values) for one in operands]
+    return f"evolve::ptx::{function}({', '.join(one for one in arguments if one)});" if all(arguments) else None
 
 
 def _argument(operand: str, values: list[str]) -> str | None:

@@ -28,7 +28,6 @@ DEVICE_WORDS = (
     (r"\bcuda\s*::", "the library `cuda::`"),
     (r"\bcub\s*::", "the library `cub::`"),
     (r"\b(?:__cluster_dims__|this_cluster|cluster_group)\b", "thread block clusters"),
-    (r"\bCUtensorMap\b", "tensor maps"),
     (r"\b(?:tex[123]D\w*|surf[123]D\w*|cudaTextureObject_t|cudaSurfaceObject_t)\b", "textures and surfaces"),
     (r"\b__pipeline_\w+|\bmemcpy_async\b", "asynchronous copies"),
 )

@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 
-from archive.binding import Bound, BoundLaunch, Pointer, Pointers, Value
+from archive.binding import Bound, BoundLaunch, BoundMap, Pointer, Pointers, Value
 from archive.records import Outcome
 from evolve.devices.cuda import cubin
+from evolve.devices.cuda.tensor_maps import EncodedMap
 from evolve.devices.cuda.translation import check_launches
 from evolve.devices.device import RejectedError
 from evolve.export.template.calls import MissingError
@@ -76,7 +77,8 @@ class Config(ctypes.Structure):
 class Block:
     """The memory of all arguments of a plan's launches: addresses first, which each call writes, then numbers.
 
-    Launches share the address of a tensor, because the driver copies arguments when a launch is enqueued.
+    Launches share the address of a tensor, because the driver copies arguments when a launch is enqueued. Tensor maps
+    have memory of their own, in which the driver changes the address.
     """
 
     def __init__(self, launches: Sequence[BoundLaunch], sizes: Sequence[Sequence[int]]) -> None:
@@ -89,21 +91,27 @@ class Block:
         numbers = sum(len(launch.args) for launch in launches)
         self.memory = ctypes.create_string_buffer(ADDRESS.size * (len(self.names) + numbers + 1))
         self.pack = struct.Struct(f"<{len(self.names)}Q").pack_into
+        self.maps: list[tuple[int, EncodedMap]] = []  # with the place of the tensor in `names`
         self._numbers: dict[tuple[int, int], Any] = {}  # by launch and position
         at = ADDRESS.size * len(self.names)
         self.arguments = []  # for each launch an array with the address of each argument
         for launch, each in zip(launches, sizes, strict=True):
+            start = ctypes.addressof(self.memory)
             places = []
             for position, (value, size) in enumerate(zip(launch.args, each, strict=True)):
                 if isinstance(value, Pointer | Pointers):
-                    places.append(pointers[_tensors(value)])
+                    places.append(start + pointers[_tensors(value)])
+                    continue
+                if isinstance(value, BoundMap):
+                    encoded = EncodedMap(value, driver())
+                    self.maps.append((self.names.index(value.tensor), encoded))
+                    places.append(encoded.place)
                     continue
                 self._numbers[launch.index, position] = _number(value, size).from_buffer(self.memory, at)
                 self.set(launch.index, position, value)
-                places.append(at)
+                places.append(start + at)
                 at += ADDRESS.size
-            start = ctypes.addressof(self.memory)
-            self.arguments.append((ctypes.c_void_p * max(1, len(places)))(*(start + place for place in places)))
+            self.arguments.append((ctypes.c_void_p * max(1, len(places)))(*places))
 
     def set(self, launch: int, position: int, value: float) -> None:
         """Set a number among the arguments of the plan's launch of this index."""
@@ -113,6 +121,8 @@ class Block:
     def point(self, addresses: Sequence[int]) -> None:
         """Write the addresses of the tensors in `names`."""
         self.pack(self.memory, 0, *addresses)
+        for at, encoded in self.maps:
+            encoded.point(addresses[at])
 
 
 class Program:
@@ -148,9 +158,11 @@ class Program:
         """Return the places of the addresses of `block.names`, and what `call` takes for each launch.
 
         These are all configurations, of which a call sets the stream, then the references to them, then the arguments.
+        Functions that set the addresses of tensor maps follow, in the order of `block.maps`.
         """
         places = (ctypes.c_uint64 * len(self.block.names)).from_buffer(self.block.memory)
-        return (places, *self._configs, *self._references, *self.block.arguments)
+        pointing = [encoded.point for _, encoded in self.block.maps]
+        return (places, *self._configs, *self._references, *self.block.arguments, *pointing)
 
     def enqueue(self, addresses: Sequence[int], device: int) -> None:
         """Enqueue all launches on PyTorch's current stream of the device, with these addresses of `block.names`."""
@@ -303,6 +315,8 @@ def _tensors(value: Value) -> tuple[str, ...]:
             return (name,)
         case Pointers(names=names):
             return names
+        case BoundMap(tensor=name):
+            return (name,)
     return ()
 
 

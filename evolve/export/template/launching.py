@@ -206,7 +206,11 @@ class Ready:
             f"    if ({' | '.join(read) or 0}) & {ALIGNMENT - 1}:",
             f"        {numbered('p', range(len(sources)))}copies = aligned({given.rpartition('*')[0]})",
             *allocations,
-            *launches(len(self._program.functions), [addresses[at] for at in self._order]),
+            *launches(
+                len(self._program.functions),
+                [addresses[at] for at in self._order],
+                [at for at, _ in self._program.block.maps],
+            ),
             f"    return b{wanted[0]}" if len(wanted) == 1 else f"    return ({numbered('b', wanted)})",
         ]
         return defined(lines, values)

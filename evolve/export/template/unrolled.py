@@ -252,12 +252,17 @@ def contiguous(shape: Shape) -> Shape:
     return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
-def launches(count: int, addresses: Sequence[str]) -> list[str]:
-    """Return the lines that launch so many kernels with these addresses, as `Ready.planned` names what they use."""
-    every = range(count)
+def launches(count: int, addresses: Sequence[str], mapped: Sequence[int] = ()) -> list[str]:
+    """Return the lines that launch so many kernels with these addresses, as `Ready.planned` names what they use.
+
+    `mapped` says which of the addresses each tensor map has.
+    """
+    every, maps = range(count), range(len(mapped))
     lines = ["    try:", "        own = pop()", "    except IndexError:", "        own = arguments()"]
-    lines.append(f"    places, {numbered('c', every)}{numbered('r', every)}{numbered('a', every)}= own")
+    names = "".join(numbered(letter, every) for letter in "cra")
+    lines.append(f"    places, {names}{numbered('m', maps)}= own")
     lines += [f"    places[{at}] = {address}" for at, address in enumerate(addresses)]
+    lines += [f"    m{at}(places[{place}])" for at, place in enumerate(mapped)]
     lines.append("    on = stream(index)")
     for at in every:
         lines += [f"    c{at}.stream = on", f"    if code := enqueue(r{at}, f{at}, a{at}, None):"]

@@ -89,6 +89,12 @@ template <class T, int N> struct List {
     T operator[](int index) const { return data[index]; }
 };
 
+// A tensor map that a kernel takes by value; the runtime knows what it holds.
+struct alignas(64) CUtensorMap_st {
+    unsigned long long opaque[16];
+};
+typedef struct CUtensorMap_st CUtensorMap;
+
 #include "integers.h"
 #include "maths.h"
 #include "half_maths.h"

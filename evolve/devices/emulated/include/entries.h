@@ -4,7 +4,7 @@
 namespace evolve {
 
 struct Parameter {
-    int kind;  // p: pointer, i: signed, u: unsigned, f: floating point, l: List, ?: anything else
+    int kind;  // p: pointer, i: signed, u: unsigned, f: floating point, l: List, t: tensor map, ?: anything else
     int bytes;
 };
 
@@ -18,6 +18,7 @@ struct Entry {
 template <class T> struct Kind { static constexpr int value = '?'; };
 template <class T> struct Kind<T*> { static constexpr int value = 'p'; };
 template <class T, int N> struct Kind<List<T*, N>> { static constexpr int value = 'l'; };
+template <> struct Kind<CUtensorMap> { static constexpr int value = 't'; };
 template <> struct Kind<float> { static constexpr int value = 'f'; };
 template <> struct Kind<double> { static constexpr int value = 'f'; };
 template <> struct Kind<bool> { static constexpr int value = 'u'; };

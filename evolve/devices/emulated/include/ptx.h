@@ -160,4 +160,41 @@ template <class T> void copy_async(unsigned to, const T* from, unsigned bytes, u
 template <class T> void copy_async(unsigned to, const T* from, unsigned bytes) { copy_async(to, from, bytes, bytes); }
 inline void waited(int = 0) {}
 
+inline Word* barrier_at(unsigned low) {
+    char* place = of_shared(low);
+    if (reinterpret_cast<size_t>(place) % 8 != 0) fail(LAUNCH_ERROR, "misaligned address of an mbarrier");
+    return reinterpret_cast<Word*>(place);
+}
+inline void init_barrier(unsigned at, unsigned arrivals) { begin_barrier(barrier_at(at), arrivals); }
+inline void inval_barrier(unsigned at) { end_barrier(barrier_at(at)); }
+inline void arrive(unsigned at, unsigned arrivals = 1) { arrive_at(barrier_at(at), arrivals); }
+inline void expect(unsigned at, unsigned bytes) { expect_bytes(barrier_at(at), int(bytes)); }
+inline void arrive_and_expect(unsigned at, unsigned bytes) { expect(at, bytes), arrive(at); }
+inline void wait_for_phase(unsigned at, unsigned parity) { wait_for(barrier_at(at), parity); }
+template <class T> void phase_has_ended(T& ended, unsigned at, unsigned parity) { ended = has_ended(barrier_at(at), parity); }
+
+// An address as asm takes it: a pointer or a number.
+template <class T> void* address_of(const T* pointer) { return const_cast<T*>(pointer); }
+inline void* address_of(unsigned long long number) { return reinterpret_cast<void*>(number); }
+
+template <class A> void bulk_in(unsigned to, A from, unsigned bytes, unsigned barrier) {
+    copy_stretch(of_shared(to), static_cast<char*>(address_of(from)), bytes, barrier_at(barrier));
+}
+template <class A> void bulk_out(A to, unsigned from, unsigned bytes) {
+    copy_stretch(of_shared(from), static_cast<char*>(address_of(to)), bytes, nullptr);
+}
+template <int RANK, class A, class... R> void load_tile(unsigned to, A map, R... rest) {
+    static_assert(sizeof...(R) == RANK + 1, "cp.async.bulk.tensor: one coordinate for each dim, then an mbarrier");
+    const long long given[] = {(long long)rest...};
+    copy_tile(of_shared(to), address_of(map), given, RANK, barrier_at(unsigned(given[RANK])));
+}
+template <int RANK, class A, class... R> void store_tile(A map, R... rest) {
+    static_assert(sizeof...(R) == RANK + 1, "cp.async.bulk.tensor: one coordinate for each dim, then a shared address");
+    const long long given[] = {(long long)rest...};
+    copy_tile(of_shared(unsigned(given[RANK])), address_of(map), given, RANK, nullptr);
+}
+inline void commit_group() { commit_copies(); }
+inline void wait_group(unsigned newest) { wait_for_copies(newest); }
+template <class A> void prefetched(A) {}
+
 }  // namespace evolve::ptx

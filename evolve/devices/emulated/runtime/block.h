@@ -14,7 +14,8 @@ namespace evolve {
 
 constexpr unsigned LANES = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / LANES;
 constexpr size_t MAX_SHARED = 232448;
-enum Wait { UNSTARTED, RUNNING, AT_BARRIER, AT_GRID_BARRIER, AT_WARP, AT_CONVERGENCE, EXITED };
+enum Wait { UNSTARTED, RUNNING, AT_BARRIER, AT_GRID_BARRIER, AT_WARP, AT_CONVERGENCE, AT_MBARRIER, EXITED };
+constexpr unsigned MOST_COPIES = 64, MOST_DIMS = 5;
 
 struct Thread {
     Index index;
@@ -22,7 +23,28 @@ struct Thread {
     Wait wait;
     Fibre* fibre;
     Thread* next;
-    const void* place;  // in the kernel, where lanes converge
+    const void* place;  // in the kernel, where lanes converge, or the mbarrier that it waits for
+    unsigned group;     // of its bulk copies out of shared memory
+};
+
+// What a tensor map holds; the innermost dim comes first.
+struct TileMap {
+    Word address;
+    unsigned item_bytes, rank, swizzle, box[MOST_DIMS];
+    Word sizes[MOST_DIMS];
+    Word unused[5], mark;
+};
+static_assert(sizeof(TileMap) == 128, "the device writes tensor maps of 128 bytes");
+
+// A bulk copy. Those into shared memory have a barrier; those of a stretch have a map without dims.
+struct Copy {
+    char *shared, *global;
+    Word bytes;
+    Word* barrier;
+    TileMap map;
+    int at[MOST_DIMS];
+    unsigned thread, group;
+    bool out;
 };
 
 // One warp operation in flight. It has slots for two rounds: a lane may write its word of the next round while slower
@@ -50,6 +72,8 @@ struct Block {
     Fibre* starting;
     unsigned threads, live, unstarted, reached, reversed;
     unsigned ahead;  // warps run on to the next barrier one after the other, instead of step by step
+    unsigned late, pending;  // bulk copies happen late; those under way
+    Copy copies[MOST_COPIES];
     unsigned at_barrier, at_grid_barrier;
     int counts[3], results[3];
     Failure failure;
@@ -94,6 +118,16 @@ static EVOLVE_LOCAL Grid* grid;
 static Block* kept_block;  // for launches whose blocks run one after the other
 
 static void run_threads();
+static void let_others_run();
+
+#ifdef EVOLVE_COOPERATIVE
+char* dynamic_shared() {
+    return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(block->shared) + 1023) & ~uintptr_t(1023));
+}
+#else
+alignas(1024) char shared_memory[MAX_SHARED];
+static char* dynamic_shared() { return shared_memory; }
+#endif
 
 static Fibre* take_fibre() {
     Fibre* fibre = any_fibre();
@@ -166,9 +200,11 @@ static bool is_complete(const Warp& warp, const Group& group) {
     return group.arrived && ((group.arrived | warp.exited) & group.mask) == group.mask;
 }
 
+static void check_no_copy_is_under_way();
+
 static void exit_thread(Thread* thread) {
     thread->wait = EXITED;
-    --block->live;
+    if (!--block->live) check_no_copy_is_under_way();
     Warp& warp = block->warps[thread->number / LANES];
     warp.exited |= 1u << thread->number % LANES;
     if (warp.in_flight)
@@ -179,6 +215,7 @@ static void exit_thread(Thread* thread) {
 
 [[noreturn]] static void report_deadlock();
 static void pass_grid_barrier();
+static bool finish_a_copy();
 
 // Answers lanes that asked which of them are converged. Called when no thread can run.
 static bool release_converged() {
@@ -207,7 +244,8 @@ static Thread* next_ready() {
 
 // Called when no started thread is ready and none is left to start.
 static Thread* await_ready() {
-    if (!release_converged()) {
+    while (!block->ready && finish_a_copy()) {}
+    if (!block->ready && !release_converged()) {
         if (block->live && block->at_grid_barrier == block->live) pass_grid_barrier();
         else report_deadlock();
     }

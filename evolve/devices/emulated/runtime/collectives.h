@@ -3,7 +3,7 @@
 #include <sched.h>
 #include <time.h>
 
-#include "block.h"
+#include "copies.h"
 
 namespace evolve {
 
@@ -40,6 +40,17 @@ static void describe_missing(char* text, size_t bytes) {
     }
 }
 
+// Writes what the mbarrier lacks for which the first thread waits.
+static void describe_barrier(char* text, size_t bytes) {
+    for (unsigned number = 0; number < block->threads; ++number) {
+        const Thread& thread = block->all[number];
+        if (thread.wait != AT_MBARRIER) continue;
+        const Counts counts = counts_of(static_cast<const Word*>(thread.place));
+        snprintf(text, bytes, "%u arrivals and %d bytes", counts.missing, counts.bytes);
+        return;
+    }
+}
+
 [[noreturn]] static void report_deadlock() {
     char text[512] = "";
     size_t used = 0;
@@ -55,6 +66,8 @@ static void describe_missing(char* text, size_t bytes) {
     add(count_waiting(AT_BARRIER), "at __syncthreads", "");
     add(count_waiting(AT_WARP), "at a warp operation that lanes %s never reach", missing);
     add(count_waiting(AT_GRID_BARRIER), "at grid.sync()", "");
+    describe_barrier(missing, sizeof missing);
+    add(count_waiting(AT_MBARRIER), "at an mbarrier, of which %s are missing", missing);
     fail(LAUNCH_ERROR, "deadlock in block (%u,%u,%u): %s", blockIdx.x, blockIdx.y, blockIdx.z, text);
 }
 
@@ -154,7 +167,11 @@ void yield() {
         check_abandoned();
         sched_yield();
     }
-    if (call % 1024 != 0 || (!block->ready && !block->unstarted)) return;
+    if (call % 1024 == 0) let_others_run();
+}
+
+static void let_others_run() {
+    if (!block->ready && !block->unstarted) return;
     Thread* thread = block->current;
     if (!block->unstarted) {
         make_ready(thread);
@@ -180,15 +197,6 @@ void poison(void* variable, Size bytes) {
         fail(ILLEGAL, "%zu bytes of static and %u of dynamic shared memory, of %zu", block->static_shared, dynamic_bytes,
              MAX_SHARED);
 }
-
-#ifdef EVOLVE_COOPERATIVE
-char* dynamic_shared() {
-    return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(block->shared) + 1023) & ~uintptr_t(1023));
-}
-#else
-alignas(1024) char shared_memory[MAX_SHARED];
-static char* dynamic_shared() { return shared_memory; }
-#endif
 
 static Word nanoseconds(clockid_t clock) {
     timespec now;

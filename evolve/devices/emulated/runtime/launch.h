@@ -72,11 +72,14 @@ static void run_block(Word index) {
     block->at_barrier = block->at_grid_barrier = 0;
     block->counts[SUM] = block->counts[ANY] = 0;
     block->counts[ALL] = 1;
+    block->late = unsigned(index & 1) ^ job->turn;
+    block->pending = 0;
     block->static_shared = 0;
     if (job->shared) fill(dynamic_shared(), job->shared);
     if (static_shared) fill(static_shared, static_shared_bytes);
     for (unsigned number = 0; number < block->threads; ++number) {
         block->all[number].wait = UNSTARTED;
+        block->all[number].group = 0;
         if (number % LANES == 0) {
             unsigned left = block->threads - number;
             block->warps[number / LANES].exited = left < LANES ? ~0u << left : 0u;

@@ -42,6 +42,16 @@ char* dynamic_shared();
 #else
 extern char shared_memory[];
 #endif
+void begin_barrier(Word* barrier, unsigned arrivals);
+void end_barrier(Word* barrier);
+void expect_bytes(Word* barrier, int bytes);
+void arrive_at(Word* barrier, unsigned arrivals);
+void wait_for(Word* barrier, unsigned parity);
+bool has_ended(Word* barrier, unsigned parity);
+void copy_stretch(char* shared, char* global, unsigned bytes, Word* barrier);
+void copy_tile(char* shared, const void* described, const long long* at, unsigned rank, Word* barrier);
+void commit_copies();
+void wait_for_copies(unsigned newest);
 Word clock_ticks();
 Word global_nanoseconds();
 int print(const char* format, ...) __attribute__((format(printf, 1, 2)));
