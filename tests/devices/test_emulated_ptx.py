@@ -113,6 +113,56 @@ def test_a_warpgroup_multiplies_tiles_in_shared_memory(kind: str, dtype: torch.d
     torch.testing.assert_close(y, left @ right[:, :16], atol=1e-4, rtol=1e-5)
 
 
+ROWS_IN_REGISTERS = """
+    __shared__ alignas(1024) TYPE right[64 * 16];
+    for (int i = threadIdx.x; i < 64 * 16; i += 128)
+        right[i / 64 * 64 + ((i % 64 / 8) ^ (i / 64 % 8)) * 8 + i % 8] = b[i];
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncthreads();
+    const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+    unsigned r[4];
+    for (int i = 0; i < 4; ++i)
+        r[i] = *reinterpret_cast<const unsigned*>(a + (row + i % 2 * 8) * 16 + column + i / 2 * 8);
+    float d[4];
+    const unsigned long long of_b = 1ull << 62 | 64ull << 32 | 512ull << 16 | (AT(right) & 0x3ffff) >> 4;
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    asm volatile("{\\n.reg .pred add;\\nsetp.ne.b32 add, %9, 0;\\n"
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.SHORT.SHORT {%0,%1,%2,%3}, {%4,%5,%6,%7}, %8, add, 1, 1, 1;\\n}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]), "l"(of_b), "r"(0));
+    asm volatile("wgmma.commit_group.sync.aligned;\\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+    for (int i = 0; i < 4; ++i) y[(row + i / 2 * 8) * 8 + column + i % 2] = d[i];"""
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_warpgroup_multiplies_rows_in_registers(kind: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    a, b = torch.randn(64, 16).to(dtype), torch.randn(16, 64).to(dtype)
+    name, short = {torch.bfloat16: ("__nv_bfloat16", "bf16"), torch.float16: ("__half", "f16")}[dtype]
+    body = ROWS_IN_REGISTERS.replace("TYPE", name).replace("SHORT", short).replace("AT(", f"{AT}(")
+    y = torch.zeros(64, 8)
+    kernel = single(body, f"const {name}* a, const {name}* b, float* y", block="[128]")
+    run(make(kind), kernel, {"a": a, "b": b, "y": y})
+    torch.testing.assert_close(y, a.float() @ b.float()[:, :8], atol=1e-4, rtol=1e-5)
+
+
+def test_a_warp_waits_for_a_product_until_its_warpgroup_has_multiplied(device: EmulatedDevice) -> None:
+    body = """
+    __shared__ int reached;
+    if (threadIdx.x == 0) reached = 0;
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) atomicAdd(&reached, 1);
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    if (threadIdx.x % 128 == 0) y[threadIdx.x / 128] = reached;"""
+    y = torch.zeros(1, dtype=torch.int32)
+    run(device, single(body, "int* y", block="[128]"), {"y": y})
+    assert y.tolist() == [4]
+    text = single(body.replace("asm", "if (threadIdx.x < 96) asm"), "int* y", block="[128]")
+    error = rejected(device, text, {"y": y})
+    assert "96 threads wait at wgmma.wait_group, which not all four warps reach" in error.log
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 def test_ldmatrix_hands_out_four_matrices(device: EmulatedDevice, transposed: bool) -> None:
     name = f"ldmatrix.sync.aligned.m8n8.x4{'.trans' if transposed else ''}.shared.b16"

@@ -50,7 +50,8 @@ INSTRUCTIONS = (
     EmulatedInstruction(re.compile(r"ex2\.approx\.f32"), "exp2_approx<false>", (2,)),
     EmulatedInstruction(re.compile(r"ex2\.approx\.ftz\.f32"), "exp2_approx<true>", (2,)),
     EmulatedInstruction(re.compile(r"cp\.async\.(?:commit_group|wait_all|wait_group)"), "waited", (0, 1)),
-    EmulatedInstruction(re.compile(r"wgmma\.(?:fence|commit_group|wait_group)\.sync\.aligned"), "waited", (0, 1)),
+    EmulatedInstruction(re.compile(r"wgmma\.(?:fence|commit_group)\.sync\.aligned"), "waited", (0,)),
+    EmulatedInstruction(re.compile(r"wgmma\.wait_group\.sync\.aligned"), "wait_for_products", (1,)),
     EmulatedInstruction(re.compile(r"fence\.proxy\.async(?:\.shared::cta|\.global)?"), "waited", (0,)),
     EmulatedInstruction(re.compile(r"fence\.mbarrier_init\.release\.cluster"), "waited", (0,)),
     EmulatedInstruction(re.compile(r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32"), "waited", (1,)),
@@ -84,8 +85,8 @@ INSTRUCTIONS = (
 OF_A_WARPGROUP = re.compile(
     r"\{?\s*\.reg\s+\.pred\s+(?P<add>\w+)\s*;\s*setp\.ne\.b32\s+(?P=add)\s*,\s*(?P<adds>%\d+)\s*,\s*0\s*;\s*"
     r"wgmma\.mma_async\.sync\.aligned\.m64n(?P<n>\d+)k16\.f32\.(?P<dtype>bf16|f16)\.(?P=dtype)\s*"
-    r"\{(?P<sums>[^}]*)\}\s*,\s*(?P<a>%\d+)\s*,\s*(?P<b>%\d+)\s*,\s*(?P=add)\s*,\s*1\s*,\s*1\s*,"
-    r"\s*(?P<a_across>[01])\s*,\s*(?P<b_across>[01])\s*;\s*\}?\s*"
+    r"\{(?P<sums>[^}]*)\}\s*,\s*(?:(?P<a>%\d+)|\{(?P<registers>[^}]*)\})\s*,\s*(?P<b>%\d+)\s*,\s*(?P=add)\s*,\s*1\s*,\s*1\s*,"
+    r"\s*(?:(?P<a_across>[01])\s*,\s*)?(?P<b_across>[01])\s*;\s*\}?\s*"
 )
 # Whole statements, because they have a predicate and a label: a loop until a phase ends, and the question if it has.
 UNTIL_A_PHASE_ENDS = re.compile(
@@ -138,13 +139,15 @@ def _calls(source: str, text: str) -> str | None:
 
 
 def _product_of_a_warpgroup(found: re.Match[str], values: list[str]) -> str | None:
-    sums = [one.strip() for one in found["sums"].split(",")]
-    arguments = [_argument(one, values) for one in (found["a"], found["b"], found["adds"], *sums)]
-    if not all(arguments) or 2 * len(sums) != int(found["n"]):
+    sums, rows = ([one.strip() for one in (found[name] or "").split(",")] for name in ("sums", "registers"))
+    if 2 * len(sums) != int(found["n"]) or (found["a"] is None) != (found["a_across"] is None):
         return None
-    across = ", ".join(("false", "true")[int(found[side])] for side in ("a_across", "b_across"))
-    listed = ", ".join(one for one in arguments if one)
-    return f"evolve::ptx::multiply_tiles<{TYPES[found['dtype']]}, {across}>({listed});"
+    across = ", ".join(("false", "true")[int(found[side])] for side in ("a_across", "b_across") if found[side])
+    function = "multiply_tiles" if found["a"] else "multiply_registers"
+    left = [found["a"]] if found["a"] else rows
+    return _with_arguments(
+        f"{function}<{TYPES[found['dtype']]}, {across}>", (*left, found["b"], found["adds"], *sums), values
+    )
 
 
 def _call(written: str, values: list[str]) -> str | None:

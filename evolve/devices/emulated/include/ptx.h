@@ -88,15 +88,12 @@ template <class T, bool ACROSS> struct Tile {
 };
 
 // Each thread computes its own sums, at once: what reads or overwrites before it has waited is found on a GPU alone.
-template <class T, bool A_ACROSS, bool B_ACROSS, class... D>
-void multiply_tiles(unsigned long long a, unsigned long long b, int add, D&... d) {
+template <class T, bool B_ACROSS, class... D>
+void multiply_rows(const float (&of_a)[2][16], unsigned long long b, int add, D&... d) {
     constexpr unsigned DEPTH = 16, COLUMNS = 2 * sizeof...(D);
     static_assert(COLUMNS % 8 == 0 && COLUMNS <= 256, "wgmma: n is a multiple of 8 up to 256");
-    const Tile<T, A_ACROSS> left(a);
     const Tile<T, B_ACROSS> right(b);
-    const unsigned row = ((threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x) / 32 % 4 * 16 + lane() / 4, column = 2 * (lane() % 4);
-    float of_a[2][DEPTH];
-    for (unsigned k = 0; k < DEPTH; ++k) of_a[0][k] = left.at(row, k), of_a[1][k] = left.at(row + 8, k);
+    const unsigned column = 2 * (lane() % 4);
     float* const sums[] = {&d...};
     for (unsigned first = 0; first < COLUMNS; first += 8) {
         for (unsigned next = 0; next < 2; ++next) {
@@ -109,6 +106,31 @@ void multiply_tiles(unsigned long long a, unsigned long long b, int add, D&... d
             upper = float((add ? double(upper) : 0.0) + low), lower = float((add ? double(lower) : 0.0) + high);
         }
     }
+}
+
+template <class T, bool A_ACROSS, bool B_ACROSS, class... D>
+void multiply_tiles(unsigned long long a, unsigned long long b, int add, D&... d) {
+    const Tile<T, A_ACROSS> left(a);
+    const unsigned row = ((threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x) / 32 % 4 * 16 + lane() / 4;
+    float of_a[2][16];
+    for (unsigned k = 0; k < 16; ++k) of_a[0][k] = left.at(row, k), of_a[1][k] = left.at(row + 8, k);
+    multiply_rows<T, B_ACROSS>(of_a, b, add, d...);
+}
+
+// The same with the rows of A in registers: four lanes have those of two rows, pairs along the sum.
+template <class T, bool B_ACROSS, class... D>
+void multiply_registers(unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned long long b, int add, D&... d) {
+    const unsigned first = lane() & ~3u;
+    const Four early(exchange(0xffffffffu, SHUFFLE, pair(a0, a1)), first);
+    const Four late(exchange(0xffffffffu, SHUFFLE, pair(a2, a3)), first);
+    float of_a[2][16];
+    for (unsigned k = 0; k < 16; ++k) {
+        const Four& words = k < 8 ? early : late;
+        const unsigned shift = k % 2 * 16;
+        of_a[0][k] = float(from_word<T>(words.lower(k % 8 / 2) >> shift & 0xffff));
+        of_a[1][k] = float(from_word<T>(words.upper(k % 8 / 2) >> shift & 0xffff));
+    }
+    multiply_rows<T, B_ACROSS>(of_a, b, add, d...);
 }
 
 // The lanes' addresses are exchanged; no lane goes on before all lanes have read.
@@ -159,6 +181,7 @@ template <class T> void copy_async(unsigned to, const T* from, unsigned bytes, u
 }
 template <class T> void copy_async(unsigned to, const T* from, unsigned bytes) { copy_async(to, from, bytes, bytes); }
 inline void waited(int = 0) {}
+inline void wait_for_products(int) { sync_warpgroup(); }
 
 inline Word* barrier_at(unsigned low) {
     char* place = of_shared(low);

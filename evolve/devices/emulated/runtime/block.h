@@ -12,9 +12,9 @@
 
 namespace evolve {
 
-constexpr unsigned LANES = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / LANES;
+constexpr unsigned LANES = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / LANES, WARPGROUP = 4 * LANES;
 constexpr size_t MAX_SHARED = 232448;
-enum Wait { UNSTARTED, RUNNING, AT_BARRIER, AT_GRID_BARRIER, AT_WARP, AT_CONVERGENCE, AT_MBARRIER, EXITED };
+enum Wait { UNSTARTED, RUNNING, AT_BARRIER, AT_GRID_BARRIER, AT_WARP, AT_CONVERGENCE, AT_MBARRIER, AT_WARPGROUP, EXITED };
 constexpr unsigned MOST_COPIES = 64, MOST_DIMS = 5;
 
 struct Thread {
@@ -74,7 +74,7 @@ struct Block {
     unsigned ahead;  // warps run on to the next barrier one after the other, instead of step by step
     unsigned late, pending;  // bulk copies happen late; those under way
     Copy copies[MOST_COPIES];
-    unsigned at_barrier, at_grid_barrier;
+    unsigned at_barrier, at_grid_barrier, at_warpgroup[MAX_THREADS / WARPGROUP];
     int counts[3], results[3];
     Failure failure;
     char message[1024];

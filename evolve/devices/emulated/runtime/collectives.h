@@ -66,6 +66,7 @@ static void describe_barrier(char* text, size_t bytes) {
     add(count_waiting(AT_BARRIER), "at __syncthreads", "");
     add(count_waiting(AT_WARP), "at a warp operation that lanes %s never reach", missing);
     add(count_waiting(AT_GRID_BARRIER), "at grid.sync()", "");
+    add(count_waiting(AT_WARPGROUP), "at wgmma.wait_group, which not all four warps reach", "");
     describe_barrier(missing, sizeof missing);
     add(count_waiting(AT_MBARRIER), "at an mbarrier, of which %s are missing", missing);
     fail(LAUNCH_ERROR, "deadlock in block (%u,%u,%u): %s", blockIdx.x, blockIdx.y, blockIdx.z, text);
@@ -113,6 +114,15 @@ void sync_grid() {
     if (!grid) fail(LAUNCH_ERROR, "grid.sync() needs `cooperative = true` in the launch");
     ++block->at_grid_barrier;
     suspend(AT_GRID_BARRIER);
+}
+
+// No warp of four goes on before all have come: they multiply together.
+void sync_warpgroup() {
+    const unsigned group = block->current->number / WARPGROUP;
+    if (++block->at_warpgroup[group] < WARPGROUP) return suspend(AT_WARPGROUP);
+    block->at_warpgroup[group] = 0;
+    for (unsigned number = group * WARPGROUP; number < (group + 1) * WARPGROUP && number < block->threads; ++number)
+        if (block->all[number].wait == AT_WARPGROUP) make_ready(&block->all[number]);
 }
 
 unsigned lane() { return block->current->number % LANES; }

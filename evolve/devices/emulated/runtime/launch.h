@@ -74,6 +74,7 @@ static void run_block(Word index) {
     block->counts[ALL] = 1;
     block->late = unsigned(index & 1) ^ job->turn;
     block->pending = 0;
+    memset(block->at_warpgroup, 0, sizeof block->at_warpgroup);
     block->static_shared = 0;
     if (job->shared) fill(dynamic_shared(), job->shared);
     if (static_shared) fill(static_shared, static_shared_bytes);

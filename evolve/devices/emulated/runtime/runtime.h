@@ -32,6 +32,7 @@ struct Exchange {
 void sync_block();
 int count_block(Count count, int predicate);
 void sync_grid();
+void sync_warpgroup();
 Exchange exchange(unsigned mask, Collective collective, Word word);
 unsigned converged_lanes(const void* place);
 unsigned lane();
