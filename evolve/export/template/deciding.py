@@ -95,18 +95,17 @@ class Decider:
         except NoKernelError as error:
             return Decision(str(error))
 
-    def saves_us(self, metas: Tensors, device: torch.device, parameters: Mapping[str, Number]) -> float | None:
+    def saves_us(self, metas: Tensors, device: torch.device, parameters: Mapping[str, Number]) -> float:
         """Return the time that a kernel saves in a compiled graph, for tensors without memory. Compiles nothing.
 
-        Return None if no kernel wins.
+        Raise a NoKernelError if no kernel wins.
         """
-        if device.type != self.machine.device_type or parameter_fault(parameters, self.op):
-            return None
-        try:
-            question, _ = self._question(metas, device, parameters, COMPILED)
-            return _saves_us(next(choices(self.entry, self._kernels, question)), question)
-        except NoKernelError:
-            return None
+        if device.type != self.machine.device_type:
+            raise NoKernelError(f"the inputs are on the {device.type.upper()}")
+        if fault := parameter_fault(parameters, self.op):
+            raise NoKernelError(fault)
+        question, _ = self._question(metas, device, parameters, COMPILED)
+        return _saves_us(next(choices(self.entry, self._kernels, question)), question)
 
     def _question(
         self, views: Tensors, device: torch.device, parameters: Mapping[str, Number], where: str

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from evolve.export.template.calls import obstacle
+from evolve.export.template.calls import NoKernelError, obstacle
 from evolve.export.template.deciding import CAPTURED, EAGER, Decider, Decision, by_pytorch, launched
 from evolve.export.template.folding import as_kernel_reads, takes_more_dims
 from evolve.export.template.forms import copied_bytes, copying_us
@@ -173,15 +173,18 @@ class Primitive:
             LOG.debug("%s", Explanation(self.op.name, decision.kernel, decision.reason))
             return decision
 
-    def wins(
+    def loses(
         self, metas: Tensors, device: torch.device, parameters: Mapping[str, Number], after_bytes: int = 0
-    ) -> bool:
-        """Return whether a kernel wins in a compiled graph, for tensors without memory; copies count.
+    ) -> str:
+        """Return why no kernel wins in a compiled graph, for tensors without memory; copies count. Empty if one does.
 
         Compiles nothing.
         """
-        saves_us = self._decider.saves_us(metas, device, parameters)
-        return saves_us is not None and saves_us >= _copies_us(metas, after_bytes)
+        try:
+            saves_us = self._decider.saves_us(metas, device, parameters)
+        except NoKernelError as error:
+            return str(error)
+        return TOO_LITTLE.reason if saves_us < _copies_us(metas, after_bytes) else ""
 
     @cached_property
     def takes_more_dims(self) -> bool:

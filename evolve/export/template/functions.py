@@ -58,6 +58,7 @@ class Function:
 
     def __init__(self, form: Form, primitives: Mapping[str, Primitive], registry: Registry | None = None) -> None:
         self.form = form
+        self._known = primitives
         self._registry = registry
         # A function of nothing but a name: PyTorch 2.11 traces no constant function of other objects.
         self._defined = _constant(lambda name: registry is not None and registry.define(name))
@@ -189,14 +190,27 @@ class Function:
         except StopIteration as done:
             return done.value
 
-    def traced(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """Return the result in a graph that is being traced: by opaque ops where a kernel wins, or else by PyTorch."""
+    def of(self, form: Form) -> "Function":
+        """Return a function of another form by the same kernels."""
+        return Function(form, self._known, self._registry)
+
+    def traced(
+        self, arguments: tuple[Any, ...], named: Mapping[str, Any], told: Callable[[str], None] | None = None
+    ) -> Any:
+        """Return the result in a graph that is being traced: by opaque ops where a kernel wins, or else by PyTorch.
+
+        `told` gets the reason why PyTorch runs, or nothing.
+        """
         registry = self._registry
-        calls = self._lowered(arguments, named) if registry else NOT_EXPORTED
+        calls: list[Call] | str = self._lowered(arguments, named) if registry else NOT_EXPORTED
         if registry and not isinstance(calls, str):
             for call in calls:
                 if self._defined(call.op) and registry.ask(call.op, call.views, call.parameters, call.after_bytes):
+                    if told:
+                        told("")
                     return call.finish(registry.run(call.op, call.views, call.parameters))
+        if told:
+            told(registry.reason(calls) if registry and not isinstance(calls, str) else str(calls))
         return self.form.pytorch(*arguments, **named)
 
     def explain(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Explanation:

@@ -46,9 +46,57 @@ def conv1d(
     steps = _steps(stride, padding, dilation, rank=1)
     if steps is None:
         return UNEQUAL
+    if input.dim() == 3 and groups == input.shape[1] != 1:
+        return _of_each_channel(input, weight, bias, *steps)
     if input.dim() != 3 or bias is not None or groups != 1:
         return "the kernels take a batch, no bias and no groups"
     return Call("conv1d", (input, weight), dict(zip(("stride", "padding", "dilation"), steps, strict=True)), first)
+
+
+def _of_each_channel(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, dilation: int
+) -> Call | str:
+    """Return the call of the causal convolution of a convolution of each channel, as Mamba has it."""
+    if stride != 1 or weight.shape[:2] != (x.shape[1], 1) or x.shape[0] * x.shape[2] == 0:
+        return "the kernels of each channel have stride 1 and a filter for each channel"
+    before = (weight.shape[2] - 1) * dilation
+    if padding not in {0, before}:
+        return "the kernels of each channel are padded by all that lies before, or not at all"
+    if not padding:
+        cut = x.shape[2] - before
+        if cut < 1:
+            return "the sequence is shorter than the filter"
+        found, moved = _causal(x, weight, bias, dilation), x.shape[0] * x.shape[1] * cut * x.element_size()
+        return found._replace(finish=lambda outputs: outputs[0][..., before:].contiguous(), after_bytes=moved)
+    # Beyond the end, zeros are read: these are the last positions that both paddings add.
+    found = _causal(functional.pad(x, (0, padding)), weight, bias, dilation)
+    return found._replace(after_bytes=found.views[0].numel() * x.element_size())
+
+
+def _causal(x: Tensor, weight: Tensor, bias: Tensor | None, dilation: int) -> Call:
+    bias = weight.new_zeros(weight.shape[0]) if bias is None else bias
+    return Call("causal_conv1d", (x, weight.squeeze(1), bias), {"dilation": dilation}, first)
+
+
+def causal_conv1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    kept: int,
+    *,
+    stride: int,
+    padding: int,
+    dilation: int,
+    groups: int,
+) -> Lowered:
+    """The convolution of each channel that is padded at both ends, and of which the first positions are kept."""
+    before = (weight.shape[-1] - 1) * dilation
+    if input.dim() != 3 or stride != 1 or weight.shape[:2] != (input.shape[1], 1) or groups != input.shape[1]:
+        return "the kernels of each channel have stride 1 and a filter for each channel"
+    length = input.shape[2]
+    if padding != before or (kept if kept >= 0 else length + before + kept) != length:
+        return "the positions that are kept do not see their past alone"
+    return _causal(input, weight, bias, dilation)
 
 
 def conv2d(
@@ -288,7 +336,7 @@ OF_CONV2D = (
     "conv2d_channels_last",
 )
 FORMS = (
-    Form("conv1d", ("conv1d",), conv1d, functional.conv1d, LOW, (torch.conv1d,)),
+    Form("conv1d", ("conv1d", "causal_conv1d"), conv1d, functional.conv1d, LOW, (torch.conv1d,)),
     Form("conv2d", OF_CONV2D, conv2d, functional.conv2d, LOW, (torch.conv2d,)),
     Form("conv3d", ("conv3d",), conv3d, functional.conv3d, LOW, (torch.conv3d,)),
     *(_named(rank, "conv_transpose", _transposed(rank)) for rank in RANKS),

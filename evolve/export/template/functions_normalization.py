@@ -123,6 +123,12 @@ def batch_norm(
         return Call("batch_norm_inference", views, {"eps": eps}, lambda outputs: outputs[0].view(input.shape))
     if momentum is None:
         return "without a momentum the mean of all batches is kept"
+    return _of_this_batch("batch_norm", input, (weight, bias, running_mean, running_var), momentum, eps)
+
+
+def _of_this_batch(op: str, x: Tensor, others: tuple[Tensor, ...], momentum: float, eps: float) -> Call | str:
+    """Return the call of an op that normalises by a batch's own statistics, and records them."""
+    running_mean, running_var = others[2:]
     if 0 in (*running_mean.stride(), *running_var.stride()):
         return "the running statistics share a place"
 
@@ -130,9 +136,31 @@ def batch_norm(
         with torch.no_grad():
             running_mean.copy_(outputs[1])
             running_var.copy_(outputs[2])
-        return outputs[0].view(input.shape)
+        return outputs[0].view(x.shape)
 
-    return Call("batch_norm", views, {"momentum": momentum, "eps": eps}, finish, changes=True)
+    return Call(op, (_as_image(x), *others), {"momentum": momentum, "eps": eps}, finish, changes=True)
+
+
+def batch_norm_relu(
+    input: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    momentum: float,
+    eps: float,
+) -> Lowered:
+    """Batch norm by the batch's own statistics, and ReLU."""
+    if input.dim() < 2 or has_channels_last(input):
+        return CHANNELS_LAST if input.dim() > 2 else "there are no channels"
+    return _of_this_batch("batch_norm_relu", input, (weight, bias, running_mean, running_var), momentum, eps)
+
+
+def group_norm_silu(input: Tensor, weight: Tensor, bias: Tensor, *, num_groups: int, eps: float) -> Lowered:
+    """Group norm, and SiLU."""
+    found = group_norm(input, num_groups, weight, bias, eps)
+    return found._replace(op="group_norm_silu") if isinstance(found, Call) else found
 
 
 def _as_image(x: Tensor) -> Tensor:

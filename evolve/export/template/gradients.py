@@ -17,6 +17,8 @@ Tensors = tuple[torch.Tensor, ...]
 DIVIDE = ("cumprod_backward", "l2_norm_backward")
 # Outputs that a backward op may read in place of an input, as PyTorch's does: relu's is positive where its input is.
 INSTEAD = {"relu_backward": {"x": "out"}}
+# Inputs with the gradient of another one, because a forward reads nothing but the sum of both.
+ALIKE = {"add_rms_norm_backward": {"residual": "x"}, "add_layer_norm_backward": {"residual": "x"}}
 
 
 class Deciding(Protocol):
@@ -36,10 +38,16 @@ class Step:
     pytorch: Callable[[Tensors, Mapping[str, Number]], Tensors]
     deciding: Deciding | None = None  # None: always by PyTorch, or in a graph
 
+    @cached_property
+    def places(self) -> Mapping[str, int]:
+        """The forward's inputs whose gradients it returns, each with its place among its outputs."""
+        found = {spec.name.removeprefix(GRADIENT): place for place, spec in enumerate(self.op.outputs)}
+        return found | {name: found[other] for name, other in ALIKE.get(self.op.name, {}).items()}
+
     @property
     def gives(self) -> frozenset[str]:
         """The names of the forward's inputs whose gradients it returns."""
-        return frozenset(spec.name.removeprefix(GRADIENT) for spec in self.op.outputs)
+        return frozenset(self.places)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -165,8 +173,8 @@ class Gradients:
             if step.gives & needed:
                 given = tuple(known.given(name, grads) for name in step.reads)
                 values = {name: parameters.get(name, sizes.get(name, 0)) for name in step.op.parameters}
-                names = (spec.name.removeprefix(GRADIENT) for spec in step.op.outputs)
-                found.update(zip(names, run(step)(given, values), strict=True))
+                outputs = run(step)(given, values)
+                found.update({name: outputs[place] for name, place in step.places.items()})
         return {name: gradient for name, gradient in found.items() if name in needed}
 
 

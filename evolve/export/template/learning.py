@@ -102,10 +102,9 @@ class Learning:
         inputs = [Input(at[name], self.layouts[one], self.kinds[one][0]) for name, one in names]
         sizes = Known({}, self.kinds).sizes(self.gradients.op)
         values = {name: self.parameters.get(name, sizes.get(name, 0)) for name in step.op.parameters}
-        gives = [spec.name.removeprefix(GRADIENT) for spec in step.op.outputs]
-        outputs = [(place, self.layouts[name]) for place, name in enumerate(gives) if name in asked]
+        outputs = [(place, self.layouts[name]) for name, place in step.places.items() if name in asked]
         given = tuple([one.of(every) for one in inputs])
-        places = tuple([asked[name] for name in gives if name in asked])
+        places = tuple([asked[name] for name in step.places if name in asked])
         by_pytorch = partial(_by_pytorch, step, values, inputs, outputs)
         if step.deciding is None:
             return Stepped(by_pytorch(*every), places, by_pytorch)

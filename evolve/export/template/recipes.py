@@ -198,6 +198,13 @@ def _conv(rank: int) -> Recipe:
     return recipe
 
 
+def _of_each_channel(draw: Draw) -> Drawn:
+    channels, taps, dilation = draw.choice([2, 5]), draw.choice([1, 3, 4]), draw.choice([1, 1, 2])
+    x, weight = draw.tensor(draw.choice([1, 3]), channels, draw.choice([9, 16])), draw.tensor(channels, 1, taps)
+    bias, padding = draw.choice([None, draw.tensor(channels)]), draw.choice([0, (taps - 1) * dilation, 1])
+    return call(x, weight, bias, draw.choice([1, 1, 1, 2]), padding, dilation, channels)
+
+
 def _depthwise(draw: Draw) -> Drawn:
     channels = draw.choice([2, 5])
     x, weight = draw.tensor(2, channels, 6, 7), draw.tensor(channels, 1, 3, 3)
@@ -374,7 +381,7 @@ RECIPES: dict[str, Recipe] = {
     "kl_div": _kl,
     "cross_entropy": _cross_entropy,
     "ctc_loss": _ctc,
-    "conv1d": _conv(1),
+    "conv1d": lambda draw: draw.choice([_conv(1), _of_each_channel])(draw),
     "conv2d": lambda draw: draw.choice([_conv(2), _conv(2), _depthwise])(draw),
     "conv3d": _conv(3),
     **{f"conv_transpose{rank}d": _conv_transpose(rank) for rank in (1, 2, 3)},

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +11,10 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
+from evolve.export.template.forms import Form
 from evolve.export.template.functions import ELSEWHERE, Function
+from evolve.export.template.fusing import found_in, replace
+from evolve.export.template.patterns import PATTERNS, Match, Pattern
 
 Torch = Callable[..., Any]
 
@@ -79,28 +82,64 @@ def enabled(functions: Mapping[str, Function]) -> Iterator[Redirected]:
 class GraphPass:
     """A pass over a graph as torch.compile traces it, before ops are decomposed; it redirects calls to the package.
 
-    `uuid` changes with the package, so that Inductor's cache does not return code of another one.
+    Several calls that one op computes are redirected together. `uuid` changes with the package, so that Inductor's
+    cache does not return code of another one. Once a graph was compiled, `report` tells what runs kernels, and what
+    does not and why.
     """
 
     def __init__(self, functions: Mapping[str, Function], content: str) -> None:
+        self._of_package = functions
         self._functions = by_torch(functions)
         self._methods = {getattr(one, "__name__", ""): one for one in self._functions if _is_method(one)}
         self._content = content
+        self._traced: list[_Traced] = []
         self.replaced: Counter[str] = Counter()
 
     def uuid(self) -> str:
         return hashlib.sha256(self._content.encode()).hexdigest()
 
     def __call__(self, graph: fx.Graph) -> None:
+        self._redirect(graph, PATTERNS, self.replaced)
+        graph.lint()
+
+    @property
+    def report(self) -> Redirected:
+        """Which calls of the compiled graphs run kernels, and which were left to PyTorch."""
+        found = Redirected()
+        for one in self._traced:
+            if one.reason is None:  # not traced, because the calls that it is an alternative to run a kernel
+                continue
+            (found.left if one.reason else found.replaced)[one.name] += 1
+            if one.reason:
+                found.reasons.setdefault(one.name, one.reason)
+        return found
+
+    def __str__(self) -> str:
+        return str(self.report)
+
+    def _redirect(self, graph: fx.Graph, patterns: Sequence[Pattern], count: Counter[str]) -> None:
+        replaced: dict[fx.Node, fx.Node] = {}
+        for match, written, place in found_in(graph, self._of_package, patterns):
+            self._redirect(written, patterns[place + 1 :], Counter())
+            function = together(match, fx.GraphModule({}, written), self._of_package[match.op])
+            replace(graph, match, self._target(function), replaced)
+            count[function.form.name] += 1
         for node in graph.nodes:
             target = self._methods.get(node.target) if node.op == "call_method" else node.target
             if node.op not in {"call_function", "call_method"} or target not in self._functions:
                 continue
-            function = self._functions[target]
-            node.op, node.target = "call_function", _Traced(function)
+            node.op, node.target = "call_function", self._target(self._functions[target])
             node.kwargs = _without_stacklevel(node.kwargs)
-            self.replaced[function.form.name] += 1
-        graph.lint()
+            count[node.target.name] += 1
+
+    def _target(self, function: Function) -> "_Traced":
+        self._traced.append(_Traced(function))
+        return self._traced[-1]
+
+
+def together(match: Match, written: Torch, function: Function) -> Function:
+    """Return the function of several calls that one op computes, whose alternative is what was written."""
+    return function.of(Form(match.op, (match.op,), match.lower, written, match.autocast))
 
 
 class _Traced:
@@ -108,11 +147,16 @@ class _Traced:
 
     def __init__(self, function: Function) -> None:
         self._function = function
-        self.__name__ = self.__qualname__ = f"redirected_{function.form.name}"
+        self.name = function.form.name
+        self.reason: str | None = None  # why PyTorch runs; empty if a kernel does, None before a graph was traced
+        self.__name__ = self.__qualname__ = f"redirected_{self.name}"
         self.__module__ = __name__
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self._function.traced(arguments, named)
+        return self._function.traced(arguments, named, self._told)
+
+    def _told(self, reason: str) -> None:
+        self.reason = reason
 
 
 def _is_method(function: Torch) -> bool:

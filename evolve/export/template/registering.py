@@ -18,6 +18,7 @@ from evolve.export.template.calls import contiguous_outputs
 from evolve.export.template.deciding import COMPILED
 from evolve.export.template.dispatch import Primitive
 from evolve.export.template.folding import MOST_RANK
+from evolve.export.template.forms import Call
 from evolve.export.template.gradients import Gradients, Step, keep, left
 from reference_ops.op import Number, Op
 from reference_ops.precision import TORCH_DTYPES
@@ -34,6 +35,7 @@ class Registry:
         self._primitives = primitives
         self._library: Library | None = None
         self._defined: set[str] = set()
+        self._reasons: dict[str, str] = {}  # why no kernel won at the last call of each op
         self._lock = threading.RLock()
 
     def define(self, name: str) -> bool:
@@ -54,8 +56,16 @@ class Registry:
         """
         integers = [value for value in parameters.values() if not isinstance(value, float)]
         floats = [value for value in parameters.values() if isinstance(value, float)]
-        flag = getattr(getattr(torch.ops, self.namespace), ASKS)(list(views), call_op, integers, floats, after_bytes)
+        # Asked for here, because an op no longer sees which of its tensors ask for gradients.
+        learns = [x.requires_grad and torch.is_grad_enabled() for x in views]
+        asks = getattr(getattr(torch.ops, self.namespace), ASKS)
+        flag = asks(list(views), call_op, integers, floats, after_bytes, learns)
         return bool(flag.shape[0])
+
+    def reason(self, calls: Sequence[Call]) -> str:
+        """Return why no kernel won for these calls, of which each was just asked for."""
+        known = (self._reasons.get(call.op) or "the package has no kernel for it" for call in calls)
+        return "; ".join(dict.fromkeys(known))
 
     def run(self, name: str, views: Sequence[Tensor], parameters: Mapping[str, Number]) -> Tensors:
         """Call the opaque op on tensors whose leading dims are folded first."""
@@ -86,7 +96,7 @@ class Registry:
     def _define(self, name: str) -> None:
         if self._library is None:
             self._library = Library(self.namespace, "FRAGMENT")
-            given = "Tensor[] views, str op, SymInt[] integers, float[] floats, SymInt after_bytes"
+            given = "Tensor[] views, str op, SymInt[] integers, float[] floats, SymInt after_bytes, bool[] learns"
             self._library.define(f"{ASKS}({given}) -> Tensor")
             self._library.impl(ASKS, self._flag, "CompositeExplicitAutograd")
             torch.library.register_fake(f"{self.namespace}::{ASKS}", self._flag, lib=self._library)
@@ -108,41 +118,49 @@ class Registry:
             register_autograd(qualified, backward, setup_context=setup, lib=library)
 
     def _flag(
-        self, views: list[Tensor], op: str, integers: Sequence[Any], floats: Sequence[float], after_bytes: Any
+        self,
+        views: list[Tensor],
+        op: str,
+        integers: Sequence[Any],
+        floats: Sequence[float],
+        after_bytes: Any,
+        learns: Sequence[bool],
     ) -> Tensor:
         """Return one element if a kernel wins, none otherwise."""
-        wins = self.wins(op, tuple(views), _named(self._primitives[op].op, integers, floats), after_bytes)
+        parameters = _named(self._primitives[op].op, integers, floats)
+        self._reasons[op] = self._no_gradient(op, learns) or self._loses(op, tuple(views), parameters, after_bytes)
+        wins = not self._reasons[op]
         return views[0].new_empty(int(wins), dtype=torch.bool)
 
-    def wins(self, name: str, views: Tensors, parameters: Mapping[str, Any], after_bytes: Any = 0) -> bool:
-        """Return whether a kernel wins for tensors that may have no memory, and symbolic sizes."""
+    def _no_gradient(self, name: str, learns: Sequence[bool]) -> str:
+        """Return why PyTorch must run for tensors of which these ask for gradients; empty if it need not."""
+        primitive = self._primitives[name]
+        asked = frozenset(spec.name for spec, asks in zip(primitive.op.inputs, learns, strict=True) if asks)
+        missing = primitive.gradients.missing(asked)
+        return f"the package has no gradient of {name} to {', '.join(sorted(missing))}" if missing else ""
+
+    def _loses(self, name: str, views: Tensors, parameters: Mapping[str, Any], after_bytes: Any = 0) -> str:
+        """Return why no kernel wins for tensors that may have no memory, and symbolic sizes; empty if one does."""
         layouts = [(_hints(x.shape), _hints(x.stride())) for x in views]
         copied = _hint(after_bytes)
         hints = {name: value if isinstance(value, float) else _hint(value) for name, value in parameters.items()}
         values = {name: value for name, value in hints.items() if value is not None}
-        if any(None in layout for layout in layouts) or copied is None or len(values) < len(hints):
-            return False
+        if None in [part for layout in layouts for part in layout] or copied is None or len(values) < len(hints):
+            return "a size follows from the values of tensors"
         with _disable_current_modes(), torch.no_grad():
             metas = tuple(
                 torch.empty_strided(shape or (), stride or (), dtype=x.dtype, device="meta")
                 for (shape, stride), x in zip(layouts, views, strict=True)
             )
-        learning = frozenset(
-            spec.name
-            for spec, x in zip(self._primitives[name].op.inputs, views, strict=True)
-            if x.requires_grad and torch.is_grad_enabled()
-        )
-        if self._primitives[name].gradients.missing(learning):
-            return False
         with _disable_current_modes(), torch.no_grad():
-            return self._primitives[name].wins(metas, views[0].device, values, copied)
+            return self._primitives[name].loses(metas, views[0].device, values, copied)
 
     def _traced(self, step: Step) -> Callable[[Tensors, Mapping[str, Number]], Tensors]:
         """Return the step of a backward in a graph: the opaque op where it wins, or else PyTorch."""
         name = step.op.name
 
         def run(inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
-            if name in self._defined and self.wins(name, inputs, parameters):
+            if name in self._defined and not self._loses(name, inputs, parameters):
                 return self.opaque(name, inputs, parameters)
             return step.pytorch(inputs, parameters)
 

@@ -1,0 +1,352 @@
+"""Patterns: several calls of PyTorch that one op of the package computes, as models write them.
+
+A pattern starts from the call whose result is used and walks back through the arguments. A lowering makes the op's call
+of what was found, or says in words why the op would compute something else.
+"""
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.nn import functional
+
+from evolve.export.template.forms import FLOAT32, LOW, NOTHING, Call, Lowered, as_sizes, elementwise, first
+from evolve.export.template.functions_images import causal_conv1d
+from evolve.export.template.functions_normalization import batch_norm_relu, group_norm_silu, rms_norm
+
+OWN = "own"  # the dtype of the input itself
+HALVES = (torch.float16, torch.bfloat16)
+METHODS_OF_DTYPE = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16, "double": torch.float64}
+ADD = (operator.add, torch.add, "add")
+MULTIPLY = (operator.mul, torch.mul, torch.multiply, "mul", "multiply")
+DIVIDE = (operator.truediv, torch.div, "div")
+SQUARE, POWER = (torch.square, "square"), (operator.pow, torch.pow, "pow")
+RECIPROCAL_ROOT, ROOT = (torch.rsqrt, "rsqrt"), (torch.sqrt, "sqrt")
+MEAN = (torch.mean, "mean")
+RELU = (functional.relu, torch.relu, torch.relu_, functional.relu_, "relu", "relu_")
+# Which arguments follow the first one, by position, of functions that models call with names as well.
+OF_NORM = ("input", "normalized_shape", "weight", "eps")
+OF_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+OF_GROUP_NORM = ("input", "num_groups", "weight", "bias", "eps")
+OF_CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+
+
+class Match(NamedTuple):
+    """Calls that one op computes: which of them, whose results are used, and the arguments of what computes them."""
+
+    op: str
+    inside: tuple[Node, ...]
+    results: tuple[Node, ...]
+    given: tuple[Any, ...]
+    lower: Callable[..., Lowered]
+    autocast: str = ""
+
+
+Pattern = Callable[[Any], Match | None]
+
+
+class Cast(NamedTuple):
+    """A tensor behind changes of its dtype: these, the last one first, and the calls that make them."""
+
+    of: Any
+    dtypes: tuple[Any, ...]
+    calls: tuple[Node, ...]
+
+
+class Norm(NamedTuple):
+    """A root mean square norm, written out: what it reads, and its calls."""
+
+    x: Any
+    weight: Any
+    eps: float
+    dtypes: tuple[tuple[Any, ...], ...]  # of the input, what is multiplied by the weight, the result, and the weight
+    inside: tuple[Node, ...]
+
+
+def calls(node: Any, targets: Sequence[Any]) -> bool:
+    """Return whether a node calls one of these functions, or of these methods by name."""
+    return isinstance(node, Node) and (
+        (node.op == "call_function" and any(node.target is one for one in targets if callable(one)))
+        or (node.op == "call_method" and node.target in [one for one in targets if isinstance(one, str)])
+    )
+
+
+def arguments(node: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Return a call's arguments by these names."""
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def pair(node: Any, targets: Sequence[Any]) -> tuple[Any, Any] | None:
+    """Return the operands of a sum or product; None if the node is something else."""
+    found = calls(node, targets) and len(node.args) == 2 and not node.kwargs
+    return (node.args[0], node.args[1]) if found else None
+
+
+def either(operands: tuple[Any, Any] | None) -> Iterator[tuple[Any, Any]]:
+    if operands:
+        yield operands
+        yield operands[::-1]
+
+
+def uncast(node: Any) -> Cast:
+    """Return what a node is before its dtype was changed."""
+    dtypes: list[Any] = []
+    found: list[Node] = []
+    while (dtype := _dtype_of(node)) is not None:
+        dtypes.append(dtype)
+        found += [node, *[one for one in node.args[1:] if calls(one, (getattr,))]]
+        node = node.args[0]
+    return Cast(node, tuple(dtypes), tuple(found))
+
+
+def _dtype_of(node: Any) -> Any:
+    """Return the dtype to which a call changes a tensor, or the tensor that has it; None if it does something else."""
+    if getattr(node, "op", "") != "call_method":
+        return None
+    if node.target in METHODS_OF_DTYPE and len(node.args) == 1 and not node.kwargs:
+        return METHODS_OF_DTYPE[node.target]
+    if node.target == "type_as" and len(node.args) == 2:
+        return node.args[1]
+    if node.target in {"to", "type"} and (given := (*node.args[1:], *node.kwargs.values())) and len(given) == 1:
+        if isinstance(given[0], torch.dtype):
+            return given[0]
+        if calls(given[0], (getattr,)) and given[0].args[1] == "dtype":  # as fx traces `x.dtype`
+            return given[0].args[0]
+    return None
+
+
+def norm(node: Any) -> Norm | None:
+    """Return the root mean square norm that a call ends, by PyTorch's function or written out."""
+    if calls(node, (functional.rms_norm, torch.rms_norm)):
+        given = arguments(node, OF_NORM)
+        plain = isinstance(given.get("eps"), float) and given.get("weight") is not None
+        if not plain or len(given["normalized_shape"]) != 1:
+            return None
+        return Norm(given["input"], given["weight"], given["eps"], ((), (), (), ()), (node,))
+    outer = uncast(node)
+    for scale, normed in either(pair(outer.of, MULTIPLY)):
+        middle = uncast(normed)
+        if found := _divided(middle.of):
+            x, eps, inside = found
+            inner, weight = uncast(x), uncast(scale)
+            every = (*outer.calls, outer.of, *middle.calls, *inside, *inner.calls, *weight.calls)
+            return Norm(inner.of, weight.of, eps, (inner.dtypes, middle.dtypes, outer.dtypes, weight.dtypes), every)
+    return None
+
+
+def _divided(node: Any) -> tuple[Any, float, tuple[Node, ...]] | None:
+    """Return what a node divides by the root of its mean square, the eps, and the calls."""
+    found = [*((x, by, RECIPROCAL_ROOT) for x, by in either(pair(node, MULTIPLY)))]
+    if divided := pair(node, DIVIDE):
+        found.append((*divided, ROOT))
+    for x, by, root in found:
+        if not calls(by, root) or len(by.args) != 1:
+            continue
+        for mean, eps in either(pair(by.args[0], ADD)):
+            if not calls(mean, MEAN) or not isinstance(eps, float) or not _is_over_rows(mean):
+                continue
+            squared = _squared(mean.args[0])
+            if squared is not None and uncast(squared)[:2] == uncast(x)[:2]:
+                return x, eps, (node, by, by.args[0], mean, mean.args[0], *uncast(squared).calls)
+    return None
+
+
+def _is_over_rows(mean: Any) -> bool:
+    given = arguments(mean, ("input", "dim", "keepdim"))
+    dim = given.get("dim")
+    return dim in (-1, [-1], (-1,)) and given.get("keepdim") is True and "dtype" not in given
+
+
+def _squared(node: Any) -> Any:
+    """Return what a node is the square of; None if it is something else."""
+    if calls(node, POWER):
+        return node.args[0] if node.args[1:] == (2,) and not node.kwargs else None
+    if calls(node, SQUARE):
+        return node.args[0]
+    factors = pair(node, MULTIPLY)
+    return factors[0] if factors and factors[0] is factors[1] else None
+
+
+def _resolved(dtypes: Sequence[Any], x: Any) -> tuple[Any, ...] | None:
+    """Return dtypes of which some are given by the tensor that has it; None if that is another one than the input."""
+    found = [OWN if dtype is x else dtype for dtype in dtypes]
+    return tuple(found) if all(dtype == OWN or isinstance(dtype, torch.dtype) for dtype in found) else None
+
+
+def rms_norm_written_out(
+    x: Tensor, weight: Tensor, *, eps: float, dtypes: Sequence[tuple[Any, ...]]
+) -> Call | list[Call] | str:
+    """A root mean square norm whose dtypes change on the way."""
+    if fault := _misfit_of_dtypes(x, weight, dtypes):
+        return fault
+    return rms_norm(x, weight.shape, weight, eps)
+
+
+def _misfit_of_dtypes(x: Tensor, weight: Tensor, dtypes: Sequence[tuple[Any, ...]]) -> str:
+    """Return why a norm that is written out gives something else than an op in the input's dtype."""
+    inner, middle, outer, of_weight = ([x.dtype if one == OWN else one for one in reversed(some)] for some in dtypes)
+    within = inner[-1] if inner else x.dtype
+    exact = {x.dtype, torch.float32, torch.float64}
+    if not exact >= {*inner, *middle, *of_weight} or (x.dtype not in HALVES and within != x.dtype):
+        return "the norm is computed in a narrower dtype"
+    if within is not torch.float32 and torch.is_autocast_enabled(x.device.type):
+        return "autocast is on, and may choose another dtype within the norm"
+    before = middle[-1] if middle else within
+    result = outer[-1] if outer else torch.promote_types(before, of_weight[-1] if of_weight else weight.dtype)
+    return "" if result == x.dtype else "the result has another dtype than the input"
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, dtypes: Any) -> Lowered:
+    """A sum, and its root mean square norm."""
+    if x.shape != residual.shape or weight.shape != x.shape[-1:]:
+        return "the shapes differ"
+    if x.dtype != residual.dtype:
+        return "the dtypes differ"
+    return _misfit_of_dtypes(x, weight, dtypes) or Call("add_rms_norm", (x, residual, weight), {"eps": eps}, tuple)
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Lowered:
+    """silu of one tensor, times another one."""
+    return elementwise("swiglu", gate, up)
+
+
+def geglu(gate: Tensor, up: Tensor) -> Lowered:
+    """gelu of one tensor, times another one."""
+    return elementwise("geglu", gate, up)
+
+
+def rope(cos: Tensor, sin: Tensor, x: Tensor) -> Lowered:
+    """The halves of a tensor, rotated by angles of positions."""
+    half = x.shape[-1] // 2
+    if x.dim() != 4 or x.shape[-1] % 2:
+        return "the tensor is not of heads with two halves"
+    if any(one.shape[-2:] != (x.shape[2], half) or one.numel() != x.shape[2] * half for one in (cos, sin)):
+        return "the angles are not one for each position and pair"
+    if torch.promote_types(x.dtype, torch.promote_types(cos.dtype, sin.dtype)) != x.dtype:
+        return "the result has another dtype than the input"
+    angles = [one.reshape(x.shape[2], half).float() for one in (cos, sin)]
+    return Call("rope", (x, *angles), {}, first)
+
+
+def _norm(node: Any) -> Match | None:
+    found = norm(node)
+    if not found or len(found.inside) == 1 or not (dtypes := _all_resolved(found)):
+        return None
+    lower = partial(rms_norm_written_out, eps=found.eps, dtypes=dtypes)
+    return Match("rms_norm", found.inside, (node,), (found.x, found.weight), lower, NOTHING)
+
+
+def _all_resolved(found: Norm) -> tuple[tuple[Any, ...], ...] | None:
+    dtypes = [_resolved(some, found.x) for some in found.dtypes]
+    return None if None in dtypes else tuple(some for some in dtypes if some is not None)
+
+
+def _norm_of_sum(node: Any) -> Match | None:
+    found = norm(node)
+    terms = pair(found.x, ADD) if found else None
+    if not found or not terms or not all(isinstance(one, Node) for one in terms):
+        return None
+    if (dtypes := _all_resolved(found)) is None:
+        return None
+    lower = partial(add_rms_norm, eps=found.eps, dtypes=dtypes)
+    return Match("add_rms_norm", (found.x, *found.inside), (node, found.x), (*terms, found.weight), lower)
+
+
+def _gated(node: Any) -> Match | None:
+    for gate, up in either(pair(node, MULTIPLY)):
+        for op, function, lower in (("swiglu", functional.silu, swiglu), ("geglu", functional.gelu, geglu)):
+            if calls(gate, (function,)) and len(gate.args) == 1 and _is_plain(gate.kwargs) and isinstance(up, Node):
+                return Match(op, (gate, node), (node,), (gate.args[0], up), lower, NOTHING)
+    return None
+
+
+def _is_plain(named: Mapping[str, Any]) -> bool:
+    return all((name, value) in (("inplace", False), ("approximate", "none")) for name, value in named.items())
+
+
+def _causal(node: Any) -> Match | None:
+    """Return a convolution of each channel that is padded at both ends, of which the first positions are kept."""
+    if not calls(node, (operator.getitem,)) or not calls(node.args[0], (functional.conv1d,)):
+        return None
+    *others, kept = node.args[1] if isinstance(node.args[1], tuple) else (None,)
+    if others not in ([Ellipsis], [slice(None)] * 2) or not isinstance(kept, slice):
+        return None
+    if kept.start not in {None, 0} or kept.step not in {None, 1} or kept.stop is None:
+        return None
+    conv = node.args[0]
+    given = arguments(conv, OF_CONV)
+    steps = [given.get(name, default) for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))]
+    if any(isinstance(one, str) for one in steps):
+        return None
+    stride, padding, dilation = (as_sizes(one, 1)[0] for one in steps)
+    lower = partial(causal_conv1d, stride=stride, padding=padding, dilation=dilation, groups=given.get("groups", 1))
+    read = (given["input"], given["weight"], given.get("bias"), kept.stop)
+    return Match("causal_conv1d", (conv, node), (node,), read, lower, LOW)
+
+
+def _batch_norm_relu(node: Any) -> Match | None:
+    if not calls(node, RELU) or not calls(node.args[0], (functional.batch_norm,)):
+        return None
+    given = arguments(node.args[0], OF_BATCH_NORM)
+    tensors = [given.get(name) for name in OF_BATCH_NORM[:5]]
+    if given.get("training") is not True or None in tensors or not isinstance(given.get("momentum", 0.1), float):
+        return None
+    lower = partial(batch_norm_relu, momentum=given.get("momentum", 0.1), eps=given.get("eps", 1e-5))
+    return Match("batch_norm_relu", (node.args[0], node), (node,), tuple(tensors), lower, NOTHING)
+
+
+def _group_norm_silu(node: Any) -> Match | None:
+    if not calls(node, (functional.silu,)) or not calls(node.args[0], (functional.group_norm, torch.group_norm)):
+        return None
+    given = arguments(node.args[0], OF_GROUP_NORM)
+    tensors = [given.get(name) for name in ("input", "weight", "bias")]
+    if None in tensors:
+        return None
+    lower = partial(group_norm_silu, num_groups=given["num_groups"], eps=given.get("eps", 1e-5))
+    return Match("group_norm_silu", (node.args[0], node), (node,), tuple(tensors), lower, FLOAT32)
+
+
+def _rotated(node: Any) -> Match | None:
+    """Return a rotation of the halves of a tensor, as rotary embeddings have it."""
+    if not calls(node, (torch.cat,)) or arguments(node, ("tensors", "dim")).get("dim") != -1:
+        return None
+    ends: Any = node.args[0] if node.args else ()
+    if len(ends) != 2 or not (minus := pair(ends[0], (operator.sub, torch.sub))):
+        return None
+    plus = pair(ends[1], ADD)
+    for one, cos in either(pair(minus[0], MULTIPLY)):
+        for two, sin in either(pair(minus[1], MULTIPLY)):
+            x = _halved(one, two)
+            if x is None or not plus or not _are_products(plus, ((two, cos), (one, sin))):
+                continue
+            inside = (one, two, one.args[0], *minus, *plus, *ends, node)
+            return Match("rope", tuple(dict.fromkeys(inside)), (node,), (cos, sin, x), rope, NOTHING)
+    return None
+
+
+def _halved(first: Any, second: Any) -> Any:
+    """Return the tensor of which two nodes are the halves; None if they are something else."""
+    if not (calls(first, (operator.getitem,)) and calls(second, (operator.getitem,))):
+        return None
+    whole = first.args[0]
+    if second.args[0] is not whole or (first.args[1], second.args[1]) != (0, 1):
+        return None
+    given = arguments(whole, ("input", "chunks", "dim")) if calls(whole, (torch.chunk, "chunk")) else {}
+    return given.get("input") if (given.get("chunks"), given.get("dim")) == (2, -1) else None
+
+
+def _are_products(terms: tuple[Any, Any], factors: tuple[tuple[Any, Any], ...]) -> bool:
+    """Return whether two terms are the products of these pairs, in any order."""
+    found = [{*(pair(term, MULTIPLY) or ())} for term in terms]
+    wanted = [{*one} for one in factors]
+    return found in (wanted, wanted[::-1])
+
+
+# Those of more calls come first: the alternative of one is redirected by those that follow.
+PATTERNS: tuple[Pattern, ...] = (
+    _norm_of_sum, _norm, _gated, _causal, _batch_norm_relu, _group_norm_silu, _rotated,
+)  # fmt: skip

@@ -1,0 +1,283 @@
+"""Several calls of PyTorch that one op computes, as models write them, in graphs that the package's pass redirects."""
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from each import sampled
+from emulated_machine import EmulatedMachine, primitives
+from torch import Tensor, fx, nn
+from torch._dynamo.backends.debugging import aot_eager
+from torch.nn import functional
+
+from evolve.export.families import forms
+from evolve.export.template.functions import Functions
+from evolve.export.template.redirecting import GraphPass
+
+OPS = (
+    "rms_norm", "add_rms_norm", "swiglu", "geglu", "silu", "gelu", "causal_conv1d", "batch_norm", "batch_norm_relu",
+    "relu", "group_norm", "group_norm_silu", "rope", "topk",
+)  # fmt: skip
+BACKWARD = ("rms_norm_backward", "swiglu_backward", "causal_conv1d_backward_data", "causal_conv1d_backward_weight")
+CHANNELS, LENGTH, WIDTH = 6, 12, 8
+ROWS = (2, 5, WIDTH)
+Model = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def machine() -> EmulatedMachine:
+    return EmulatedMachine(by_reference=True)
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory, machine: EmulatedMachine) -> Functions:
+    ops = primitives((*OPS, *BACKWARD), tmp_path_factory.mktemp("kernels"), machine)
+    return Functions([form for form in forms() if {*form.ops} & {*ops}], ops, "fused_kernels")
+
+
+@pytest.fixture(autouse=True)
+def forgotten(machine: EmulatedMachine) -> Iterator[None]:
+    machine.launched.clear()
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(model: Model, known: Functions, **how: Any) -> tuple[Model, GraphPass]:
+    graph_pass = GraphPass(known, "content")
+
+    def backend(module: fx.GraphModule, inputs: list[Tensor]) -> object:
+        graph_pass(module.graph)
+        module.recompile()
+        return aot_eager(module, inputs)
+
+    return torch.compile(model, backend=backend, fullgraph=True, **how), graph_pass
+
+
+class LlamaNorm(nn.Module):
+    """As in Hugging Face's Llama."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(WIDTH, dtype=dtype))
+        self.variance_epsilon = 1e-6
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        dtype = hidden.dtype
+        hidden = hidden.to(torch.float32)
+        variance = hidden.pow(2).mean(-1, keepdim=True)
+        hidden = hidden * torch.rsqrt(variance + self.variance_epsilon)
+        return self.weight * hidden.to(dtype)
+
+
+class MetaNorm(LlamaNorm):
+    """As in the first code of Llama."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        return (wide * torch.rsqrt(torch.mean(wide * wide, dim=-1, keepdim=True) + 1e-6)).type_as(x) * self.weight
+
+
+class DividedNorm(LlamaNorm):
+    """With a division and one change of dtype, at the end."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        root = torch.sqrt(1e-6 + x.float().square().mean(dim=-1, keepdim=True))
+        return (x.float() / root * self.weight.float()).to(x.dtype)
+
+
+class Block(nn.Module):
+    """A residual stream between two norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = LlamaNorm(), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.linear(x)
+        out: Tensor = x + self.linear(self.norm(x))
+        return out
+
+
+class Gated(nn.Module):
+    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.gate, self.up = (nn.Linear(WIDTH, 16, bias=False) for _ in range(2))
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.activation(self.gate(x)) * self.up(x)
+        return out
+
+
+class Causal(nn.Module):
+    """As in Mamba."""
+
+    def __init__(self, *, bias: bool = True, cut: str = "length") -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(CHANNELS, CHANNELS, 4, groups=CHANNELS, padding=3, bias=bias)
+        self.cut = cut
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.conv(x)
+        return functional.silu(out[..., : x.shape[-1]] if self.cut == "length" else out[:, :, :-3])
+
+
+class Normed(nn.Module):
+    def __init__(self, norm: nn.Module, activation: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.activation = norm, activation
+
+    def forward(self, x: Tensor) -> Any:
+        return self.activation(self.norm(x))
+
+
+class Rotated(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        angles = torch.outer(torch.arange(x.shape[2]), 10_000.0 ** -torch.arange(0, 1, 0.25))
+        cos, sin = angles.cos(), angles.sin()
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
+
+
+IMAGES = (2, CHANNELS, 4, 3)
+MODELS: dict[str, tuple[str, Callable[[], nn.Module], tuple[int, ...]]] = {
+    "a norm as in Hugging Face's Llama": ("rms_norm", LlamaNorm, ROWS),
+    "a norm as in the first Llama": ("rms_norm", MetaNorm, ROWS),
+    "a sum and a norm": ("add_rms_norm", Block, ROWS),
+    "SwiGLU": ("swiglu", lambda: Gated(functional.silu), ROWS),
+    "GEGLU": ("geglu", lambda: Gated(functional.gelu), ROWS),
+    "a causal convolution": ("causal_conv1d", Causal, (2, CHANNELS, LENGTH)),
+    "one without bias": ("causal_conv1d", lambda: Causal(bias=False), (2, CHANNELS, LENGTH)),
+    "one cut at its end": ("causal_conv1d", lambda: Causal(cut="end"), (2, CHANNELS, LENGTH)),
+    "batch norm and ReLU": ("batch_norm_relu", lambda: Normed(nn.BatchNorm2d(CHANNELS), nn.ReLU()), IMAGES),
+    "ReLU in place": ("batch_norm_relu", lambda: Normed(nn.BatchNorm2d(CHANNELS), nn.ReLU(inplace=True)), IMAGES),
+    "group norm and SiLU": ("group_norm_silu", lambda: Normed(nn.GroupNorm(3, CHANNELS), nn.SiLU()), IMAGES),
+    "a rotary embedding": ("rope", Rotated, (2, 3, 5, 8)),
+}
+
+
+def trained(model: nn.Module, called: Model, x: Tensor) -> list[Tensor]:
+    """Return a result and all gradients."""
+    x = x.clone().requires_grad_()
+    out = called(x)
+    of_all = torch.autograd.grad((out * out.detach().cos()).sum(), [x, *model.parameters()])
+    return [out.detach(), *of_all, *(one.clone() for one in model.buffers())]
+
+
+QUICK = ("a norm as in Hugging Face's Llama", "a sum and a norm", "SwiGLU", "a causal convolution", "ReLU in place")
+
+
+@pytest.mark.parametrize("name", sampled(list(MODELS), quick=QUICK))
+def test_calls_that_one_op_computes_become_one(known: Functions, name: str) -> None:
+    op, make, shape = MODELS[name]
+    model, x = make(), torch.randn(shape)
+    other = copy.deepcopy(model)
+    run, graph_pass = compiled(model, known)
+    torch.testing.assert_close(trained(model, run, x), trained(other, other, x), rtol=1e-4, atol=1e-5)
+    assert graph_pass.report.replaced[op] == 1, str(graph_pass)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_norm_with_one_change_of_dtype_at_its_end_becomes_one(known: Functions, dtype: torch.dtype) -> None:
+    norm, x = DividedNorm(dtype), torch.randn(ROWS, dtype=dtype)
+    run, graph_pass = compiled(norm, known)
+    torch.testing.assert_close(run(x), norm(x), rtol=2e-2, atol=2e-2)
+    assert graph_pass.report.replaced["rms_norm"] == 1, str(graph_pass)
+
+
+def changed(x: Tensor, weight: Tensor) -> Tensor:
+    scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+    x.add_(1)
+    return x * scale * weight
+
+
+def used(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    normed = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return normed * weight, normed
+
+
+def of_another(x: Tensor, weight: Tensor) -> Tensor:
+    return x * torch.rsqrt(weight.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
+
+
+def over_others(x: Tensor, weight: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-2, keepdim=True) + 1e-6) * weight
+
+
+def narrower(x: Tensor, weight: Tensor) -> Tensor:
+    half = x.bfloat16()
+    return weight * (half * torch.rsqrt(half.pow(2).mean(-1, keepdim=True) + 1e-6)).float()
+
+
+def wider(x: Tensor, weight: Tensor) -> Tensor:
+    return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)).double()
+
+
+def by_columns(x: Tensor, weight: Tensor) -> Tensor:
+    return weight.view(-1, 1)[:1] * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+@pytest.mark.parametrize(
+    "model", [changed, used, of_another, over_others, narrower, wider, by_columns], ids=lambda one: one.__name__
+)
+def test_calls_that_compute_something_else_are_left(known: Functions, model: Model) -> None:
+    x, weight = torch.randn(ROWS), torch.rand(WIDTH)
+    run, graph_pass = compiled(model, known)
+    torch.testing.assert_close(run(x.clone(), weight), model(x.clone(), weight))
+    assert "rms_norm" not in graph_pass.report.replaced
+
+
+@pytest.mark.parametrize(("padding", "kept"), [(3, slice(1, LENGTH)), (3, slice(LENGTH - 1)), (2, slice(LENGTH))])
+def test_a_convolution_of_each_channel_that_is_not_causal_is_left(known: Functions, padding: int, kept: slice) -> None:
+    weight, x = torch.randn(CHANNELS, 1, 4), torch.randn(2, CHANNELS, LENGTH)
+
+    def model(x: Tensor) -> Tensor:
+        return functional.conv1d(x, weight, padding=padding, groups=CHANNELS)[..., kept]
+
+    run, graph_pass = compiled(model, known)
+    torch.testing.assert_close(run(x), model(x))
+    assert "causal_conv1d" not in graph_pass.report.replaced
+
+
+def test_one_graph_serves_other_lengths(known: Functions, machine: EmulatedMachine) -> None:
+    model = Causal()
+    run, _ = compiled(model, known, dynamic=True)
+    run(torch.randn(2, CHANNELS, LENGTH))
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for batch, length in ((3, 20), (4, 9)):
+            x = torch.randn(batch, CHANNELS, length)
+            torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-5)
+    assert len(machine.launched) == 6
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_autocast_within_a_model_gives_what_it_gives_without_the_pass(known: Functions, dtype: torch.dtype) -> None:
+    block, gated = Block().to(dtype), Gated(functional.silu).to(dtype)
+
+    def model(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            out: Tensor = gated(block(x))
+        return out
+
+    run, graph_pass = compiled(model, known)
+    x = torch.randn(ROWS, dtype=dtype)
+    expected, found = model(x), run(x)
+    assert (found.dtype, graph_pass.report.replaced["swiglu"]) == (expected.dtype, 1)
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=6e-2)
+
+
+def test_an_op_without_a_gradient_is_left_where_one_is_asked_for(known: Functions, machine: EmulatedMachine) -> None:
+    """Also where what asks is no input of the graph."""
+    run, graph_pass = compiled(lambda x: torch.topk(2 * x, 2).values.sum(), known)
+    x = torch.randn(3, 5)
+    run(x)
+    assert len(machine.launched) == 1
+    x.requires_grad_()
+    run(x).backward()
+    assert x.grad is not None
+    assert len(machine.launched) == 1
+    assert "no gradient of topk to x" in str(graph_pass)
