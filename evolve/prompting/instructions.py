@@ -21,6 +21,8 @@ class InstructionFamily:
     words: str
     example: str
     only: str = ""  # the only architecture that has it
+    plan: str = ""  # what the example needs in the plan, and of which the entry takes `parameter`
+    parameter: str = ""
 
     def on(self, arch: str) -> bool:
         return arch == self.only if self.only else generation(arch) >= self.since
@@ -34,7 +36,8 @@ def instructions_section(arch: str, *, products: bool, streams: bool) -> str:
     lines = [f"# Instructions of {arch}", ALLOWED, f"```cuda\n{SHARED_ADDRESS}```"]
     for one in INSTRUCTIONS:
         if one.use in uses and one.on(arch):
-            lines += [f"- {one.name}: {one.words}", f"```cuda\n{one.example}```"]
+            plan = [f"```toml\n{one.plan}```"] if one.plan else []
+            lines += [f"- {one.name}: {one.words}", *plan, f"```cuda\n{one.example}```"]
     return "\n".join([*lines, *_also(arch, uses)])
 
 
@@ -96,6 +99,48 @@ if (threadIdx.x == 0) {
 __syncthreads();  // the barrier exists
 wait(at(&arrived), 0);  // used again, its phases are 1, 0, 1, ...
 """,
+    ),
+    InstructionFamily(
+        "tensor maps", 90, PRODUCT,
+        "one thread has tiles of a tensor or workspace copied (TMA), with zeros beyond its edges. The plan describes "
+        "it as contiguous, in up to 5 dims, the innermost last; a box has up to 256 elements a side. Strides and the "
+        "line of a box are multiples of 16 bytes; narrow `when` where they are not. With a swizzle of 32, 64 or 128 a "
+        "line of the box has as many bytes, and for 128 piece p of line r lies at p ^ r % 8, as in tiles for "
+        "tensor cores; with 0 lines just follow each other. The map's name stands in `args`, and the entry takes "
+        "`const __grid_constant__ CUtensorMap x_map`. Coordinates begin with the innermost. A tile in shared memory "
+        "begins at a multiple of 128 bytes (1024 with a swizzle), and the whole box counts. To store a tile: "
+        "fence.proxy.async.shared::cta by its writers, a barrier, then in one thread "
+        "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [map, {column, row}], [tile]; "
+        "cp.async.bulk.commit_group; and cp.async.bulk.wait_group 0 before the block ends, or wait_group.read before "
+        "the tile changes; what lies beyond the tensor is not written. For products let one warp fill a ring of "
+        "stages, each with an mbarrier `full` (one arrival and the bytes) and one `empty` (an arrival of each "
+        "warpgroup that has read it), so that warpgroups only wait and multiply.",
+        """\
+__device__ void wait(unsigned barrier, int phase) {
+    asm volatile("{\\n.reg .pred done;\\nagain:\\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\\n@!done bra again;\\n}"
+        ::"r"(barrier), "r"(phase) : "memory");
+}
+// in the kernel:
+__shared__ alignas(1024) x_t tile[64 * 64];
+__shared__ alignas(8) unsigned long long full;
+if (threadIdx.x == 0) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\\nfence.mbarrier_init.release.cluster;"
+        ::"r"(at(&full)) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+        ::"r"(at(&full)), "r"((int)sizeof(tile)) : "memory");
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3}], [%4];"
+        ::"r"(at(tile)), "l"(&x_map), "r"(column), "r"(row), "r"(at(&full)) : "memory");
+}
+__syncthreads();  // the barrier exists
+wait(at(&full), 0);
+""",
+        plan="""\
+[tensor_maps]
+x_map = { tensor = "x", shape = ["rows", "cols"], box = [64, 64], swizzle = 128 }
+""",
+        parameter="const __grid_constant__ CUtensorMap x_map",
     ),
     InstructionFamily(
         "clusters", 90, STREAM,

@@ -20,6 +20,7 @@ from evolve.prompting.instructions import (
 SETTING = {
     "cp.async": ("__shared__ alignas(16) x_t tile[2][8 * 128]; int stage = 0;", "tile[0][threadIdx.x]"),
     "cp.async.bulk": ("constexpr int COUNT = 256; int bytes = COUNT * sizeof(x_t);", "row[threadIdx.x]"),
+    "tensor maps": ("const int row = 0, column = 0;", "tile[threadIdx.x]"),
     "clusters": ("__shared__ float part; float sum = threadIdx.x;", "sum"),
     "mma.sync": ("float d[4] = {}; unsigned a[4] = {}, b[2] = {}; mma(d, a, b);", "d[0] + d[3]"),
     "wgmma": (
@@ -28,6 +29,7 @@ SETTING = {
         "d[0] + d[3]",
     ),
 }
+MAP_NAMES = ("", '"x_map", ')
 
 
 def kernel_text(one: InstructionFamily) -> str:
@@ -35,10 +37,12 @@ def kernel_text(one: InstructionFamily) -> str:
     before, result = SETTING[one.name]
     cluster = "__cluster_dims__(SIZE, 1, 1) " if one.name == "clusters" else ""
     plan = (
-        f'/*---\nop = "{OP.name}"\ndtypes = ["bfloat16"]\n\n[knobs]\nSIZE = [4, 2]\n\n[[launch]]\nentry = "f"\n'
-        'grid = [8]\nblock = [128]\nargs = ["x", "out"]\n---*/\n'
+        f'/*---\nop = "{OP.name}"\ndtypes = ["bfloat16"]\n\n[knobs]\nSIZE = [4, 2]\n\n{one.plan}'
+        '[[launch]]\nentry = "f"\n'
+        f'grid = [8]\nblock = [128]\nargs = [{MAP_NAMES[bool(one.plan)]}"x", "out"]\n---*/\n'
     )
-    begin = f'extern "C" __global__ void {cluster}f(const x_t* x, out_t* out) {{\n{before}\n'
+    first = f"{one.parameter}, " if one.parameter else ""
+    begin = f'extern "C" __global__ void {cluster}f({first}const x_t* x, out_t* out) {{\n{before}\n'
     entry = f"{begin}{body}out[threadIdx.x] = out_t({result});\n}}\n"
     return f"{plan}{SHARED_ADDRESS}{helpers}{entry}"
 
@@ -84,4 +88,4 @@ def test_nothing_is_said_of_an_unknown_architecture() -> None:
 
 def test_nothing_is_said_of_grammar_that_is_refused() -> None:
     said = instructions_section("sm_90a", products=True, streams=True)
-    assert not [word for word in ("tensor_map", "TMA", "library", "overlap") if word in said]
+    assert not [word for word in ("library", "overlap") if word in said]

@@ -1,4 +1,4 @@
-"""The examples of instructions at work: what they compute, on a GPU of the Hopper generation."""
+"""The examples of instructions at work: what they compute, emulated and on a GPU of the Hopper generation."""
 
 import pytest
 import torch
@@ -21,6 +21,12 @@ USES = {
         128,
         "constexpr int COUNT = 1024; const int bytes = 2048;\n",
         "for (int i = threadIdx.x; i < 1024; i += 128) out[i] = float(row[1023 - i]);\n",
+    ),
+    "tensor maps": (
+        128,
+        "const int row = 0, column = 0;\n",
+        "for (int i = threadIdx.x; i < 4096; i += 128)\n"
+        "    out[i] = float(tile[i / 64 * 64 + (i % 64 / 8 ^ i / 64 % 8) * 8 + i % 8]);\n",
     ),
     "clusters": (
         128,
@@ -56,15 +62,20 @@ def kernel_text(name: str) -> str:
     helpers, _, body = EXAMPLES[name].example.partition(IN_THE_KERNEL)
     cluster, blocks = ("__cluster_dims__(4, 1, 1) ", 8) if name == "clusters" else ("", 1)
     body = body.replace("SIZE", "4")
+    plan, parameter = EXAMPLES[name].plan, EXAMPLES[name].parameter
+    names, first = ('"x_map", ', f"{parameter}, ") if plan else ("", "")
     return (
-        f'/*---\nop = "any"\n[[launch]]\nentry = "f"\ngrid = [{blocks}]\nblock = [{threads}]\nargs = ["x", "out"]\n'
-        f'---*/\n{SHARED_ADDRESS}{helpers}extern "C" __global__ void {cluster}f(const x_t* x, out_t* out) {{\n'
+        f'/*---\nop = "any"\n{plan}[[launch]]\nentry = "f"\ngrid = [{blocks}]\nblock = [{threads}]\n'
+        f'args = [{names}"x", "out"]\n---*/\n{SHARED_ADDRESS}{helpers}'
+        f'extern "C" __global__ void {cluster}f({first}const x_t* x, out_t* out) {{\n'
         f"{before}{body}{after}}}\n"
     )
 
 
 def inputs(name: str) -> torch.Tensor:
-    rows, cols = {"mma.sync": (16, 16), "wgmma": (64, 64), "clusters": (1, 8)}.get(name, (1, 1024))
+    rows, cols = {"mma.sync": (16, 16), "wgmma": (64, 64), "tensor maps": (64, 64), "clusters": (1, 8)}.get(
+        name, (1, 1024)
+    )
     return torch.randint(-8, 9, (rows, cols), generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
 
 
@@ -74,7 +85,11 @@ def expected(name: str, x: torch.Tensor) -> torch.Tensor:
         return values.view(2, 4).sum(1, keepdim=True).expand(2, 4).reshape(1, 8)
     if name in ("mma.sync", "wgmma"):
         return values @ values[:8].T
-    return values.flip(1)
+    return values if name == "tensor maps" else values.flip(1)
+
+
+def dims(x: torch.Tensor) -> dict[str, int | float]:
+    return {"rows": x.shape[0], "cols": x.shape[1]}
 
 
 @each({name: name for name in EXAMPLES})
@@ -83,7 +98,15 @@ def test_every_example_is_tested(name: str) -> None:
     from evolve.devices.cuda.compiler import compile_cubin
 
     x = inputs(name)
-    assert compile_cubin(bound(kernel_text(name), {"x": x, "out": expected(name, x)}), "sm_90a").image
+    assert compile_cubin(bound(kernel_text(name), {"x": x, "out": expected(name, x)}, dims(x)), "sm_90a").image
+
+
+@each({name: name for name in EXAMPLES if name != "clusters"})
+def test_an_example_computes_the_same_when_it_is_emulated(name: str) -> None:
+    x = inputs(name)
+    out = torch.full_like(expected(name, x), -1.0).contiguous()
+    run(made("emulated"), kernel_text(name), {"x": x, "out": out}, dims(x))
+    assert torch.equal(out, expected(name, x))
 
 
 @pytest.mark.gpu
@@ -94,5 +117,5 @@ def test_an_example_computes_what_its_words_say(name: str) -> None:
         pytest.skip(f"{device.info.arch} lacks {name}")
     x = inputs(name)
     out = torch.full_like(expected(name, x), -1.0).contiguous()
-    run(device, kernel_text(name), {"x": x, "out": out})
+    run(device, kernel_text(name), {"x": x, "out": out}, dims(x))
     assert torch.equal(out, expected(name, x))
