@@ -305,6 +305,7 @@ attend(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtens
             asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
             if (tells) arrive(k_empty + 8 * (count % 2));
             weigh(tile);
+            while (__any_sync(0xffffffffu, total[0] < 0.0f)) total[0] = -total[0];  // never: or the compiler would wait before it weighs
             asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
             if (tells) arrive(v_empty + 8 * ((count - 1) % 2));
             if (__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
