@@ -30,6 +30,7 @@ class Question:
     free: Mapping[str, frozenset[str]]  # the free parameters of each kernel by its id; of PyTorch by ""
     compiled: bool = False  # within torch.compile, whose code is then the alternative
     sizes: frozenset[str] = frozenset()  # parameters that are the size of a tensor, such as `k` of topk
+    for_backward: bool = False  # the backward's kernel decides: one of the forward need not win, only not be slow
 
     @property
     def tunes(self) -> bool:
@@ -39,7 +40,7 @@ class Question:
     @property
     def is_free(self) -> bool:
         """Whether kernels may be tried that did not win."""
-        return self.tunes or bool(self.options.pinned(self.op))
+        return self.tunes or self.for_backward or bool(self.options.pinned(self.op))
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,11 @@ def choices(entry: ExportedEntry, kernels: Mapping[str, Kernel], question: Quest
     raise NoKernelError("; ".join(dict.fromkeys(refusals)) or "PyTorch was the fastest at every measured size")
 
 
+def nearest(entry: ExportedEntry, question: Question) -> Measured:
+    """Return the measurement at the nearest sizes, of any kernel. Raise a NoKernelError if there is none."""
+    return _ranked(_comparable(entry, question), question)[0][1]
+
+
 def _choice(shipped: Shipped, measured: Measured, kernel: Kernel, question: Question) -> Choice | str:
     """Return the choice of a kernel, or why it cannot be chosen."""
     if refusal := _refused(shipped, measured, question):
@@ -102,6 +108,8 @@ def _refused(shipped: Shipped, measured: Measured, question: Question) -> str:
         return f"gives way to {pinned}, to which the options pin {question.op}"
     if question.options.is_deterministic and not measured.deterministic:
         return "is not known to be deterministic"
+    if question.for_backward and measured.times.median_us > measured.times.eager_us:
+        return f"was slower than eager PyTorch at {measured.times.workload}"
     excess = _beyond(shipped, question)
     return f"is refused: {excess}" if excess else ""
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from itertools import starmap
@@ -18,21 +19,29 @@ import torch
 
 from archive.kernel import Kernel
 from evolve.export.template.cached import keep, kept
-from evolve.export.template.calls import MissingError, NoKernelError, check_outputs, parameter_fault, workload_of
-from evolve.export.template.choosing import Choice, Question, choices
+from evolve.export.template.calls import (
+    MissingError,
+    NoKernelError,
+    check_outputs,
+    contiguous_outputs,
+    parameter_fault,
+    workload_of,
+)
+from evolve.export.template.choosing import Choice, Question, choices, nearest
 from evolve.export.template.folding import Folds, Shape, as_kernel_reads, folds
 from evolve.export.template.free import free_for_kernel, free_for_sizes
 from evolve.export.template.launching import Launchable, Machine, Tensors
 from evolve.export.template.manifest import ExportedEntry, Measured
 from evolve.export.template.options import current
 from evolve.export.template.plans import Reading, sources_of
-from evolve.export.template.unrolled import Written, contiguous
+from evolve.export.template.unrolled import Run, Source, Written, contiguous
 from evolve.op_on_device import point
 from reference_ops.op import Number, Op, Workload
 from reference_ops.precision import TORCH_DTYPES
 
 # Where a call is made: this decides what a kernel must beat. While a graph is captured, nothing can be timed.
 EAGER, COMPILED, CAPTURED = "eager", "compiled", "captured"
+FOR_BACKWARD = "for the backward"  # in a graph that takes an op for the sake of its backward's kernel
 SHORT_US = 60.0  # above this, no launch takes longer than its kernel
 MOST_TIMED = 8  # kernels, those measured at the nearest sizes first
 
@@ -74,6 +83,25 @@ class Tuned:
         return f"autotuning measured {times}"
 
 
+@dataclass(frozen=True)
+class ByPyTorch:
+    """PyTorch in place of a kernel that does not win, where a kernel of the backward does."""
+
+    op: Op
+
+    def launch(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
+        return contiguous_outputs(by_pytorch(self.op, inputs, parameters), inputs)
+
+    def planned(self, sources: Sequence[Source], outputs: Sequence[Written], parameters: Mapping[str, Number]) -> Run:
+        def run(*tensors: torch.Tensor) -> Any:
+            inputs = tuple([one.read(tensors[one.tensor]) for one in sources])
+            pairs = zip(self.launch(inputs, parameters), outputs, strict=True)
+            found = tuple([out.as_strided(wanted.shape, wanted.stride) for out, wanted in pairs if wanted.is_wanted])
+            return found[0] if len(found) == 1 else found
+
+        return run
+
+
 class Decider:
     """What decides over the calls of one op."""
 
@@ -95,17 +123,51 @@ class Decider:
         except NoKernelError as error:
             return Decision(str(error))
 
-    def saves_us(self, metas: Tensors, device: torch.device, parameters: Mapping[str, Number]) -> float:
-        """Return the time that a kernel saves in a compiled graph, for tensors without memory. Compiles nothing.
+    def saves_us(
+        self, metas: Tensors, device: torch.device, parameters: Mapping[str, Number], where: str = COMPILED
+    ) -> float:
+        """Return the time that a kernel saves, for tensors without memory. Compiles nothing.
 
         Raise a NoKernelError if no kernel wins.
         """
+        question = self.asked(metas, device, parameters, where)
+        return _saves_us(next(choices(self.entry, self._kernels, question)), question)
+
+    def saves_here_us(self, question: Question) -> float:
+        """Return the time that a kernel saves, or less at sizes below the nearest measured ones.
+
+        Raise a NoKernelError if no kernel wins.
+        """
+        choice = next(choices(self.entry, self._kernels, question))
+        share = math.prod(size for _, size in question.workload.dims) / math.prod(choice.measured.dims.values())
+        return _saves_us(choice, question) * min(1.0, share)
+
+    def costs_us(self, question: Question) -> float:
+        """Return how much longer an opaque op takes than the compiler's code where no kernel wins.
+
+        A kernel that was as fast runs, or else eager PyTorch. Raise a NoKernelError if nothing was measured.
+        """
+        near = nearest(self.entry, question).times
+        ours = near.eager_us
+        with suppress(NoKernelError):
+            ours = min(ours, next(choices(self.entry, self._kernels, question)).measured.times.median_us)
+        return max(0.0, ours - near.baseline_us)
+
+    def asked(self, metas: Tensors, device: torch.device, parameters: Mapping[str, Number], where: str) -> Question:
+        """Return what must be decided for tensors without memory. Raise a NoKernelError if no kernel can take them."""
         if device.type != self.machine.device_type:
             raise NoKernelError(f"the inputs are on the {device.type.upper()}")
         if fault := parameter_fault(parameters, self.op):
             raise NoKernelError(fault)
-        question, _ = self._question(metas, device, parameters, COMPILED)
-        return _saves_us(next(choices(self.entry, self._kernels, question)), question)
+        return self._question(metas, device, parameters, where)[0]
+
+    def forward_by_pytorch(self, views: Tensors, parameters: Mapping[str, Number], reason: str) -> Decision:
+        """Return the decision that PyTorch computes these outputs, and a kernel what the backward needs."""
+        question, found = self._question(_metas(views), views[0].device, parameters, EAGER)
+        shapes = [(spec, self.op.shape(spec, question.workload)) for spec in self.op.outputs]
+        outputs = tuple(found.unfolded(*pair) for pair in shapes) if found.leading is not None else None
+        sizes = self.op.sizes(question.workload)
+        return Decision(reason, "", ByPyTorch(self.op), sizes, found.inputs, outputs)
 
     def _question(
         self, views: Tensors, device: torch.device, parameters: Mapping[str, Number], where: str
@@ -126,7 +188,8 @@ class Decider:
             elements=self.op.largest_tensor(workload),
             free=self._free,
             sizes=self._sizes,
-            compiled=where == COMPILED,
+            compiled=where in {COMPILED, FOR_BACKWARD},
+            for_backward=where == FOR_BACKWARD,
         )
         return question, found
 

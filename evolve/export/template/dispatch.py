@@ -2,8 +2,9 @@
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import starmap
 from pathlib import Path
@@ -13,7 +14,16 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from evolve.export.template.calls import NoKernelError, obstacle
-from evolve.export.template.deciding import CAPTURED, EAGER, Decider, Decision, by_pytorch, launched
+from evolve.export.template.deciding import (
+    CAPTURED,
+    COMPILED,
+    EAGER,
+    FOR_BACKWARD,
+    Decider,
+    Decision,
+    by_pytorch,
+    launched,
+)
 from evolve.export.template.folding import as_kernel_reads, takes_more_dims
 from evolve.export.template.forms import copied_bytes, copying_us
 from evolve.export.template.gradients import DIVIDE, Differentiable, Gradients, Step
@@ -23,11 +33,13 @@ from evolve.export.template.manifest import ExportedEntry
 from evolve.export.template.options import current
 from evolve.export.template.plans import Made, Reading, modes_are_plain
 from evolve.export.template.unrolled import Kinds
-from reference_ops.op import Number, Op
+from reference_ops.op import GRADIENT, Number, Op
+from reference_ops.precision import TORCH_DTYPES
 
 LOG = logging.getLogger(__name__)
 NOTHING = ExportedEntry("", (), (), {}, (), ())
 TOO_LITTLE = Decision("copies before the kernel and what comes after it take longer than it saves")
+MARGIN_US = 20.0  # that a backward must save, without which the compiler would fuse the op, and the host call PyTorch
 MOST_DECISIONS = 4096  # more than a model has shapes; lengths that never repeat would fill the memory
 
 
@@ -81,6 +93,13 @@ class Primitive:
         return outputs
 
     @property
+    def has_kernels(self) -> bool:
+        """Whether the package has a kernel for the op or its backward."""
+        return bool(self.entry.kernels) or any(
+            isinstance(s.deciding, Primitive) and s.deciding.entry.kernels for s in self.gradients.steps
+        )
+
+    @property
     def device_type(self) -> str:
         return self.machine.device_type
 
@@ -101,7 +120,9 @@ class Primitive:
         if reason := self._obstacle(views, parameters):
             return Decision(reason)
         decision = self._decide(views, parameters, where)
-        if not decision.ready:
+        if not decision.ready and where == EAGER and self.gradients.steps:
+            decision = self._for_backward(decision, views, parameters)
+        if not decision.ready or where == FOR_BACKWARD:
             return decision
         return TOO_LITTLE if decision.saves_us < _copies_us(views, after_bytes) else decision
 
@@ -133,17 +154,68 @@ class Primitive:
     def _obstacle(self, views: Tensors, parameters: Mapping[str, Number]) -> str:
         return obstacle(views, parameters, self.op, self.machine.device_type) or self._no_gradient(views)
 
-    def _no_gradient(self, views: Tensors) -> str:
+    def _learning(self, views: Tensors) -> frozenset[str]:
+        """Return the inputs that ask for gradients."""
         if not torch.is_grad_enabled():
-            return ""
-        learning = frozenset(s.name for s, x in zip(self.op.inputs, views, strict=True) if x.requires_grad)
+            return frozenset()
+        return frozenset([s.name for s, x in zip(self.op.inputs, views, strict=True) if x.requires_grad])
+
+    def _no_gradient(self, views: Tensors) -> str:
+        learning = self._learning(views)
         if learning and (missing := self.gradients.missing(learning)):
             return f"the package has no gradient of {self.op.name} to {', '.join(sorted(missing))}"
         return ""
 
-    def _decide(self, views: Tensors, parameters: Mapping[str, Number], where: str = EAGER) -> Decision:
+    def _for_backward(self, decision: Decision, views: Tensors, parameters: Mapping[str, Number]) -> Decision:
+        """Return the decision where no kernel wins the forward: PyTorch, perhaps with a kernel for the backward."""
+        learning = self._learning(views)
+        if not learning or decision.is_slow_to_launch:
+            return decision
+        key = (decision.reason, learning, *self._key(views, parameters, EAGER))
+        known = self._decisions.get(key)
+        if known is None:
+            with self._lock, torch._C.DisableTorchFunction(), suppress(NoKernelError):  # noqa: SLF001 - there is no public way
+                metas = tuple(x.detach().to("meta") for x in views)
+                saves_us, reason = self._backward_saves_us(metas, views[0].device, parameters, learning, EAGER)
+                if saves_us > MARGIN_US:
+                    told = f"{reason}, and {decision.reason}"
+                    known = replace(self._decider.forward_by_pytorch(views, parameters, told), saves_us=saves_us)
+            known = self._decisions[key] = known or decision
+        return known
+
+    def _backward_saves_us(
+        self,
+        metas: Tensors,
+        device: torch.device,
+        parameters: Mapping[str, Number],
+        learning: Collection[str],
+        where: str,
+    ) -> tuple[float, str]:
+        """Return the time that kernels of the backward save, and of which ops they are."""
+        workload = self._decider.asked(metas, device, parameters, where).workload
+        sizes, saves_us, ops = self.op.sizes(workload), 0.0, []
+        kinds = {one.name: (self.op.shape(one, workload), TORCH_DTYPES[one.dtype or workload.dtype])
+                 for one in (*self.op.inputs, *self.op.outputs)}  # fmt: skip
+        for step in self.gradients.steps:
+            if step.deciding is None or step.gives.isdisjoint(learning):
+                continue
+            shapes = [kinds[name.removeprefix(GRADIENT)] for name in step.reads]
+            given = tuple(torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in shapes)
+            values = {name: parameters.get(name, sizes.get(name, 0)) for name in step.op.parameters}
+            with suppress(NoKernelError):
+                saves_us += step.deciding.saves_here_us(given, device, values, where)
+                ops.append(step.op.name)
+        return saves_us, f"a kernel computes {' and '.join(ops)}"
+
+    def saves_here_us(
+        self, metas: Tensors, device: torch.device, parameters: Mapping[str, Number], where: str
+    ) -> float:
+        """Return the time that a kernel saves for tensors without memory. Raise a NoKernelError if none wins."""
+        return self._decider.saves_here_us(self._decider.asked(metas, device, parameters, where))
+
+    def _key(self, views: Tensors, parameters: Mapping[str, Number], where: str) -> tuple[object, ...]:
         chosen = current()
-        key = (
+        return (
             tuple([(x.shape, x.dtype) for x in views]),
             tuple([parameters[name] for name in self._decider.fixed]),
             views[0].device,
@@ -151,6 +223,9 @@ class Primitive:
             chosen.is_deterministic,
             where,
         )
+
+    def _decide(self, views: Tensors, parameters: Mapping[str, Number], where: str = EAGER) -> Decision:
+        key = self._key(views, parameters, where)
         decision = self._decisions.get(key)
         if decision is None or (decision.is_slow_to_launch and self.machine.capturing(views[0].device)):
             decision = self._first_decision(key, views, parameters, where)
@@ -174,17 +249,28 @@ class Primitive:
             return decision
 
     def loses(
-        self, metas: Tensors, device: torch.device, parameters: Mapping[str, Number], after_bytes: int = 0
+        self,
+        metas: Tensors,
+        device: torch.device,
+        parameters: Mapping[str, Number],
+        after_bytes: int = 0,
+        learning: Collection[str] = (),
     ) -> str:
         """Return why no kernel wins in a compiled graph, for tensors without memory; copies count. Empty if one does.
 
-        Compiles nothing.
+        Compiles nothing. Where these inputs ask for gradients, a kernel of the backward may win.
         """
+        copies_us = _copies_us(metas, after_bytes)
         try:
-            saves_us = self._decider.saves_us(metas, device, parameters)
+            return TOO_LITTLE.reason if self._decider.saves_us(metas, device, parameters) < copies_us else ""
         except NoKernelError as error:
-            return str(error)
-        return TOO_LITTLE.reason if saves_us < _copies_us(metas, after_bytes) else ""
+            reason = str(error)
+        with suppress(NoKernelError):
+            saves_us, _ = self._backward_saves_us(metas, device, parameters, learning, COMPILED)
+            if saves_us > MARGIN_US:
+                costs_us = self._decider.costs_us(self._decider.asked(metas, device, parameters, FOR_BACKWARD))
+                return reason if saves_us < MARGIN_US + costs_us + copies_us else ""
+        return reason
 
     @cached_property
     def takes_more_dims(self) -> bool:

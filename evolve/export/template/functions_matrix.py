@@ -109,11 +109,31 @@ def embedding(
     """The rows of the weight at given indices."""
     if max_norm is not None or scale_grad_by_freq or sparse:
         return "the kernels neither renormalise nor scale gradients"
-    if padding_idx is not None and weight.requires_grad:
-        return "the gradient of the kernels includes the padding's row"
     if input.dtype != torch.int64:
         return "the indices are not int64"
-    return Call("embedding", (weight, input), {}, first)
+    if padding_idx is None or not (weight.requires_grad and torch.is_grad_enabled()):
+        return Call("embedding", (weight, input), {}, first)
+    if not -weight.shape[0] <= padding_idx < weight.shape[0]:
+        return "there is no such row of padding"
+    # A plan would give the gradient to the weight itself.
+    apply: Any = _Padded.apply
+    return Call("embedding", (apply(weight, padding_idx), input), {}, first, changes=True)
+
+
+class _Padded(torch.autograd.Function):
+    """A weight as it is, of which one row gets no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, padding: int) -> Tensor:
+        ctx.padding = padding
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        if gradient.requires_grad:
+            gradient = gradient.clone()
+        gradient[ctx.padding].zero_()
+        return gradient, None
 
 
 def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Lowered:

@@ -6,7 +6,7 @@ where a kernel is known to beat what the compiler makes of the op, because nothi
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch.library import Library, register_autograd
 from torch.utils._python_dispatch import _disable_current_modes
 
 from evolve.export.template.calls import contiguous_outputs
-from evolve.export.template.deciding import COMPILED
+from evolve.export.template.deciding import COMPILED, FOR_BACKWARD
 from evolve.export.template.dispatch import Primitive
 from evolve.export.template.folding import MOST_RANK
 from evolve.export.template.forms import Call
@@ -40,7 +40,7 @@ class Registry:
 
     def define(self, name: str) -> bool:
         """Define the opaque op of this name, and those of its backward. Return whether there is one."""
-        if name not in self._primitives or not self._primitives[name].entry.kernels:
+        if name not in self._primitives or not self._primitives[name].has_kernels:
             return False
         if name not in self._defined:
             with self._lock, _disable_current_modes():
@@ -127,19 +127,24 @@ class Registry:
         learns: Sequence[bool],
     ) -> Tensor:
         """Return one element if a kernel wins, none otherwise."""
-        parameters = _named(self._primitives[op].op, integers, floats)
-        self._reasons[op] = self._no_gradient(op, learns) or self._loses(op, tuple(views), parameters, after_bytes)
+        primitive = self._primitives[op]
+        parameters = _named(primitive.op, integers, floats)
+        learning = frozenset(spec.name for spec, asks in zip(primitive.op.inputs, learns, strict=True) if asks)
+        if missing := primitive.gradients.missing(learning):
+            self._reasons[op] = f"the package has no gradient of {op} to {', '.join(sorted(missing))}"
+        else:
+            self._reasons[op] = self._loses(op, tuple(views), parameters, after_bytes, learning)
         wins = not self._reasons[op]
         return views[0].new_empty(int(wins), dtype=torch.bool)
 
-    def _no_gradient(self, name: str, learns: Sequence[bool]) -> str:
-        """Return why PyTorch must run for tensors of which these ask for gradients; empty if it need not."""
-        primitive = self._primitives[name]
-        asked = frozenset(spec.name for spec, asks in zip(primitive.op.inputs, learns, strict=True) if asks)
-        missing = primitive.gradients.missing(asked)
-        return f"the package has no gradient of {name} to {', '.join(sorted(missing))}" if missing else ""
-
-    def _loses(self, name: str, views: Tensors, parameters: Mapping[str, Any], after_bytes: Any = 0) -> str:
+    def _loses(
+        self,
+        name: str,
+        views: Tensors,
+        parameters: Mapping[str, Any],
+        after_bytes: Any = 0,
+        learning: Collection[str] = (),
+    ) -> str:
         """Return why no kernel wins for tensors that may have no memory, and symbolic sizes; empty if one does."""
         layouts = [(_hints(x.shape), _hints(x.stride())) for x in views]
         copied = _hint(after_bytes)
@@ -153,7 +158,7 @@ class Registry:
                 for (shape, stride), x in zip(layouts, views, strict=True)
             )
         with _disable_current_modes(), torch.no_grad():
-            return self._primitives[name].loses(metas, views[0].device, values, copied)
+            return self._primitives[name].loses(metas, views[0].device, values, copied, learning)
 
     def _traced(self, step: Step) -> Callable[[Tensors, Mapping[str, Number]], Tensors]:
         """Return the step of a backward in a graph: the opaque op where it wins, or else PyTorch."""
@@ -201,6 +206,8 @@ def _run_of(primitive: Primitive) -> Callable[..., Any]:
         inputs, parameters = arguments[:count], dict(zip(names, arguments[count:], strict=True))
         with torch.no_grad():
             outputs = primitive.run(inputs, parameters, COMPILED)
+            if outputs is None and primitive.gradients.steps:
+                outputs = primitive.run(inputs, parameters, FOR_BACKWARD)
             if outputs is None:
                 with _autograd_inside():
                     outputs = contiguous_outputs(primitive.pytorch(inputs, parameters), inputs)

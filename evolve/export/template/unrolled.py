@@ -53,9 +53,15 @@ class Source(NamedTuple):
 
     def copied(self, x: Tensor) -> Tensor:
         """Return a copy of what lies there, contiguous and aligned."""
+        return self._there(x).clone(memory_format=torch.contiguous_format)
+
+    def read(self, x: Tensor) -> Tensor:
+        """Return what lies there, as a kernel reads it."""
+        return self._there(x).reshape(self.shape)
+
+    def _there(self, x: Tensor) -> Tensor:
         shape, stride = (self.view.shape, self.view.stride) if self.view else (self.shape, contiguous(self.shape))
-        part = x.as_strided(shape, stride, x.storage_offset() + self.offset // x.element_size())
-        return part.clone(memory_format=torch.contiguous_format)
+        return x.as_strided(shape, stride, x.storage_offset() + self.offset // x.element_size())
 
 
 class Written(NamedTuple):
