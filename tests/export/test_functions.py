@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from emulated_machine import EmulatedMachine, primitives
+from emulated_machine import EmulatedMachine, primitives, winning
 
+from archive import library
 from evolve.export.families import forms
 from evolve.export.template import checks
 from evolve.export.template import forms as forms_module
@@ -255,3 +256,15 @@ def test_a_kernel_must_save_more_than_what_comes_after_it_takes(
         torch.testing.assert_close(linear(*given), torch.nn.functional.linear(*given))
     assert bool(machine.launched) == runs
     assert bool(linear.explain(given, {}).kernel) == runs
+
+
+def test_a_kernel_with_tensor_maps_reads_tensors_wherever_they_begin_and_refuses_other_strides(tmp_path: Path) -> None:
+    op, machine = catalog.load("gemm"), EmulatedMachine()
+    kernel = next(one for one in library.shipped("gemm") if one.plan.tensor_maps)
+    primitive = Primitive(op, winning(op, kernel, tmp_path), tmp_path, machine)
+    matmul = Function(FORMS["matmul"], {"gemm": primitive})
+    for shift, size in ((0, 40), (0, 40), (1, 40), (8, 40), (0, 36)):  # 72 bytes are no stride of a tensor map
+        whole = torch.randn(24 * size + shift, dtype=torch.float32).bfloat16()
+        a, b = whole[shift:].reshape(24, size), torch.randn(size, 16).bfloat16()
+        torch.testing.assert_close(matmul(a, b), a @ b, rtol=2e-2, atol=2e-2)
+    assert machine.launched == [kernel.id] * 4
