@@ -8,6 +8,7 @@ specialize = ["dim", "span"]
 [knobs]
 KEYS = [128, 64]
 BY_HEAD = [0, 1]
+TURNS = [1, 0]
 
 [let]
 span = "KEYS"
@@ -207,10 +208,11 @@ attend(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtens
     const unsigned start = (at(memory) + 1023) / 1024 * 1024, k_ring = start + 2 * QUERIES, v_ring = k_ring + 2 * KEYS_TILE;
     const unsigned q_full = v_ring + 2 * KEYS_TILE, ended = q_full + 8;  // one for each warpgroup
     const unsigned k_full = ended + 16, v_full = k_full + 16, k_empty = v_full + 16, v_empty = k_empty + 16;
+    const unsigned turn = v_empty + 16;  // when a warpgroup may issue its products: one weighs while the other multiplies
     if (threadIdx.x == 0) {
         begin_barrier(q_full, 1);
         for (int i = 0; i < 2; ++i) {
-            begin_barrier(ended + 8 * i, 128);
+            begin_barrier(ended + 8 * i, 128), begin_barrier(turn + 8 * i, 1);
             begin_barrier(k_full + 8 * i, 1), begin_barrier(v_full + 8 * i, 1);
             begin_barrier(k_empty + 8 * i, 2), begin_barrier(v_empty + 8 * i, 2);
         }
@@ -301,8 +303,10 @@ attend(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtens
 #pragma unroll 1
         for (int tile = begin + 1; tile < end; ++tile) {
             const int count = tile - begin;
+            if (TURNS) wait(turn + 8 * group, (count ^ group) % 2);
             multiply_keys(count);
             add_values(count - 1);
+            if (TURNS && tells) arrive(turn + 8 * (1 - group));
             asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
             if (tells) arrive(k_empty + 8 * (count % 2));
             weigh(tile);
