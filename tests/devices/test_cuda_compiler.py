@@ -74,6 +74,28 @@ def test_spills_cause_a_warning() -> None:
     assert "spills" in compiled(bound(body)).log
 
 
+PRODUCTS = """
+    __shared__ alignas(1024) char tile[16384];
+    const unsigned long long of = 1ull << 62 | 64ull << 32 | 1ull << 16 | ((size_t)__cvta_generic_to_shared(tile) >> 4);
+    float d[4] = {};
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    for (int k = 0; k < 4; ++k) {
+        asm volatile("{\\n.reg .pred add;\\nsetp.ne.b32 add, %6, 0;\\n"
+            "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0,%1,%2,%3}, %4, %5, add, 1, 1, 0, 0;\\n}"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(of + 2 * k), "l"(of + 2 * k), "r"(k));
+        TOUCHED
+    }
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    y[threadIdx.x] = d[0] + d[1] + d[2] + d[3];"""
+
+
+@pytest.mark.parametrize("touched", [False, True])
+def test_products_of_a_warpgroup_that_wait_for_each_other_cause_a_warning(touched: bool) -> None:
+    log = compiled(bound(PRODUCTS.replace("TOUCHED", "d[0] *= eps;" if touched else ""))).log
+    assert ("in `scaled` each wgmma is waited for before the next" in log) == touched
+
+
 def test_the_image_is_a_whole_elf_file() -> None:
     image = compiled(bound()).image
     section_table = int.from_bytes(image[0x28:0x30], "little")

@@ -27,6 +27,10 @@ SLOW_HEADERS = ("cooperative_groups", "cuda/std", "cub/", "thrust/", "cuda/atomi
 HEADER_NAME = re.compile(r"\w[\w./+-]*")
 CACHES_SINCE = (12, 9)  # since this version, NVRTC caches results if there is a GPU, but without the log
 LOG_CHARACTERS = 4000
+SERIALISED = (
+    "each wgmma is waited for before the next: the compiler does so where their sums or factors in registers are "
+    "touched before wgmma.wait_group, or where a path leaves the kernel between"
+)
 ENTRY_IN_LOG = re.compile(r"Compiling entry function '(\w+)'")
 LOCAL_IN_LOG = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores")
 REGISTERS_IN_LOG = re.compile(r"Used (\d+) registers")
@@ -70,7 +74,8 @@ def compile_cubin(bound: Bound, arch: str, cache: Path | None = None) -> Cubin:
     translation.check_launches(bound, entries)
     resources = tuple(_resources(log, entries))
     unordered = ordering.check(bound, zlib.decompress(ptx).decode(errors="replace"))
-    warnings = _warnings(bound.kernel.source, "\n".join([*unordered, log]), resources)
+    serialised = [f"warning: in `{name}` {SERIALISED}" for name in cubin.serialised(image, arch)]
+    warnings = _warnings(bound.kernel.source, "\n".join([*unordered, *serialised, log]), resources)
     variables = _variables(image, specialisation(bound), bound.kernel.source)
     return Cubin(bound, arch, image, entries, resources, warnings, variables)
 

@@ -30,6 +30,8 @@ LDG_256, STG_256 = 0x17E, 0x17F
 ATOM, ATOMG, RED = {0x18A, 0x18B, 0x1A2}, {0x1A3, 0x1A8, 0x1A9}, {0x18E, 0x1A6}
 MMA = {0x236, 0x23C, 0x237, 0x23D, 0x23F, 0x27A, 0x47F}  # HMMA on Volta and since, IMMA, BMMA, DMMA, QMMA, OMMA
 GROUP_MMA = {0x1F0, 0x1F1, 0x1F2, 0x1F3}  # HGMMA, IGMMA, BGMMA, QGMMA
+OF_A_WARPGROUP, WAITS = 0x1C5, 1 << 47  # WARPGROUP.ARRIVE, and .DEPBAR with this bit
+HOPPER = range(90, 100)
 TENSOR_MEMORY_MMA = {0x1EA}  # UTCHMMA, UTCQMMA, UTCOMMA
 ATOMICS = ATOM | ATOMG | RED
 ACCESS_BYTES = (1, 1, 2, 2, 4, 8, 16, 16)
@@ -137,6 +139,19 @@ def _argument(value: Value, scratch: Mapping[str, int]) -> object:
         case BoundMap(tensor=name):
             return ["map", scratch.get(name, name), value.dtype, value.shape, value.box, value.swizzle]
     return value
+
+
+def serialised(cubin: bytes, arch: str) -> tuple[str, ...]:
+    """Return the entries with several products of a warpgroup, each of which is waited for before the next."""
+    found = []
+    for section in object_file.sections(cubin) if compute_capability(arch) in HOPPER else ():
+        if section.name.startswith(TEXT):
+            words = [word for (word,) in struct.iter_unpack("<Q8x", section.data)]
+            products = sum(word & OPERATION in GROUP_MMA for word in words)
+            waits = sum(word & OPERATION == OF_A_WARPGROUP and bool(word & WAITS) for word in words)
+            if products > 1 and waits >= products:
+                found.append(section.name.removeprefix(TEXT))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
