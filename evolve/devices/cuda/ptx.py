@@ -276,7 +276,12 @@ class Origins:
         return bits
 
     def named(self, bits: int) -> frozenset[Origin]:
-        return frozenset(origin for origin, bit in self.numbers.items() if bits & bit)
+        ordered, found = list(self.numbers), set[Origin]()
+        while bits:
+            lowest = bits & -bits
+            found.add(ordered[lowest.bit_length() - 1])
+            bits ^= lowest
+        return frozenset(found)
 
     def variables(self, address: Iterable[str]) -> list[str]:
         """Return the variables that an address may point to, as `[name]`."""
