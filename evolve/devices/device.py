@@ -124,6 +124,7 @@ class Tools:
     memory_bytes: int = 0  # of the device's own memory
     free_bytes: Callable[[], int] | None = None  # of that memory, at present
     conditions: Callable[[], Conditions | None] | None = None  # current clocks and temperature
+    call_as_timed: Callable[[Callable[[], object]], None] | None = None  # as `time` does, without taking the time
     graph_time: GraphTime | None = None
     capture: Capture | None = None  # of a call in a CUDA graph, as a function that replays it; None if it cannot be
     fenced: Fenced | None = None

@@ -88,9 +88,9 @@ class Inspector:
         if is_huge(op, workload):
             return self._check_huge(program, op, workload)
         usual = Draw(op, workload, self.rng.randrange(2**31))
-        once = layout(op, workload, program)
+        once, drawn = layout(op, workload, program), usual.inputs(self.device)
         buffers = self.arena.poisoned(once, POISONS[0], self.rng)
-        found = [(self._run(program, usual, buffers, as_timed=False), POISONS[0])]
+        found = [(self._run(program, usual, buffers, as_timed=False, drawn=drawn), POISONS[0])]
         # Timing uses several sets of buffers. With a second, unused set, a kernel cannot tell a check from timing.
         twice = {**once, **{f"{UNUSED}{name}": held for name, held in once.items()}}
         # Use every poison that timed calls use, so that a kernel fails if it skips its work on one of them.
@@ -100,10 +100,11 @@ class Inspector:
         inputs = {spec.name for spec in op.inputs}
         own = _raw(buffers, [name for name in once if name not in inputs])
         for poison in poisons:
-            self._run_again(program, usual, buffers, own, poison, found)
+            self._run_again(program, usual, buffers, own, poison, found, drawn)
         if keeps := timed and bool(program.bound.workspace):  # the kernel may have marked its work as done there
             results = _raw(buffers, [spec.name for spec in op.outputs])
-            self._run_again(program, usual, buffers, results, poisons[0], found)
+            self._run_again(program, usual, buffers, results, poisons[0], found, drawn)
+        del drawn
         self.watch("check")
         agree = len(found) == 1
         while found:  # free each one before the next comparison
@@ -182,11 +183,12 @@ class Inspector:
         overwritten: list[torch.Tensor],
         poison: int,
         found: list[tuple[Outputs, int]],
+        drawn: Tensors,
     ) -> None:
         """Run once more on the same inputs; keep the outputs if they differ from the first."""
         for raw in overwritten:
             raw.fill_(poison)
-        outputs = self._run(program, draw, buffers, as_timed=True)
+        outputs = self._run(program, draw, buffers, as_timed=True, drawn=drawn)
         if not _same(outputs, found[0][0]):
             found.append((outputs, poison))
 
@@ -259,13 +261,13 @@ class Inspector:
 
     def _run(
         self, program: Program, draw: Draw, buffers: dict[str, Buffer], *, as_timed: bool,
-        replay: Callable[[], object] | None = None,
+        replay: Callable[[], object] | None = None, drawn: Tensors | None = None,
     ) -> Outputs:  # fmt: skip
         """Run once and return copies of the outputs. With `as_timed`, the kernel sees what it sees in a timed call.
 
-        `replay` runs the program on the same buffers in another way.
+        `replay` runs the program on the same buffers in another way. `drawn` are the inputs, if they are at hand.
         """
-        drawn = draw.inputs(self.device)
+        drawn = drawn or draw.inputs(self.device)
         for name, values in drawn.items():
             buffers[name].tensor.copy_(values)
         if is_huge(draw.op, draw.workload):
@@ -274,7 +276,7 @@ class Inspector:
         tensors = {name: buffer.tensor for name, buffer in buffers.items()}
         self.watch("run")
         if as_timed:
-            self.device.time(replay or (lambda: program.launch(tensors)))
+            (self.device.tools.call_as_timed or self.device.time)(replay or (lambda: program.launch(tensors)))
         else:
             self.device.run(program, tensors)
         self._inspect(buffers, draw, drawn or draw.inputs(self.device))

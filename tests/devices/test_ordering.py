@@ -15,6 +15,7 @@ from unordered import POINT, bound
 from archive.binding import Bound, bind
 from archive.kernel import parse
 from archive.records import Outcome
+from evolve.devices.cuda import ordering
 from evolve.devices.cuda.compiler import Cubin, compile_ahead, compile_cubin
 from evolve.devices.device import RejectedError
 from evolve.devices.emulated.device import EmulatedDevice
@@ -310,3 +311,15 @@ def test_code_that_another_process_has_compiled_is_read_again_for_this_plan(tmp_
     with pytest.raises(RejectedError, match="cooperative"):
         compile_cubin(bound(body), "sm_90a", tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_code_that_another_process_has_compiled_and_read_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = thread_0(f"{ARRIVE} while (*(volatile int*)count < 64) {{}} __threadfence();") + READ
+    text = bound(body).kernel.text.replace("__global__ void", "__global__ void __cluster_dims__(4, 1, 1)")
+    kernel = replace(bound(body), kernel=parse(text))
+    warned = compile_ahead(kernel, "sm_90a", tmp_path).log
+    monkeypatch.setattr(ordering, "check", lambda *_: pytest.fail("the PTX was read again"))
+    assert compile_cubin(kernel, "sm_90a", tmp_path).log == warned
+    assert "warning: launch 0" in warned

@@ -7,10 +7,9 @@ import json
 import os
 import re
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 from archive.binding import Bound
 from archive.records import Outcome, Resources, Traits
@@ -69,13 +68,12 @@ def compile_cubin(bound: Bound, arch: str, cache: Path | None = None) -> Cubin:
         raise RejectedError(Outcome.UNSUPPORTED, f"the plan asks for {reserved}, which is not supported yet")
     _check_includes(bound.kernel.source)
     state.check_source(bound.kernel.source)
-    image, log, ptx = _found_or_compiled(translation.source(bound), arch, cache)
+    compiled = _found_or_compiled(translation.source(bound), arch, cache)
+    image, log = compiled.image, compiled.log
     entries = cubin.entries(image)
     translation.check_launches(bound, entries)
     resources = tuple(_resources(log, entries))
-    unordered = ordering.check(bound, zlib.decompress(ptx).decode(errors="replace"))
-    serialised = [f"warning: in `{name}` {SERIALISED}" for name in cubin.serialised(image, arch)]
-    warnings = _warnings(bound.kernel.source, "\n".join([*unordered, *serialised, log]), resources)
+    warnings = _warnings(bound.kernel.source, "\n".join([*compiled.warnings(bound, arch), log]), resources)
     variables = _variables(image, specialisation(bound), bound.kernel.source)
     return Cubin(bound, arch, image, entries, resources, warnings, variables)
 
@@ -83,11 +81,12 @@ def compile_cubin(bound: Bound, arch: str, cache: Path | None = None) -> Cubin:
 def compile_ahead(bound: Bound, arch: str, cubins: Path) -> Cubin:
     """Compile and check, and leave the result in `cubins` for another process that calls `compile_cubin`."""
     compiled = compile_cubin(bound, arch)
-    image, log, ptx = _nvrtc(translation.source(bound), arch)
+    output = _nvrtc(translation.source(bound), arch)
     file = _cubin_file(cubins, translation.source(bound), arch)
     partial_file = file.with_suffix(f".{os.getpid()}")
+    texts = json.dumps([output.log, base64.b64encode(output.ptx).decode(), output.checked])
     with contextlib.suppress(OSError):  # without the file, the other process compiles again
-        partial_file.write_bytes(json.dumps([log, base64.b64encode(ptx).decode()]).encode() + b"\n" + image)
+        partial_file.write_bytes(texts.encode() + b"\n" + output.image)
         partial_file.replace(file)
     return compiled
 
@@ -110,8 +109,8 @@ def _found_or_compiled(source: str, arch: str, cache: Path | None) -> "_Output":
         file.unlink()
     except OSError:
         return _nvrtc(source, arch)
-    log, ptx = json.loads(texts)
-    return _Output(image, log, base64.b64decode(ptx))
+    log, ptx, checked = json.loads(texts)
+    return _Output(image, log, base64.b64decode(ptx), checked)
 
 
 def _cubin_file(folder: Path, source: str, arch: str) -> Path:
@@ -141,12 +140,23 @@ def _in_toolkit(header: str) -> bool:
     return header in EMPTY_HEADERS or any((folder / header).is_file() for folder in cuda_include_dirs())
 
 
-class _Output(NamedTuple):
+@dataclass(frozen=True)
+class _Output:
     """What NVRTC makes of a source; its PTX is compressed."""
 
     image: bytes
     log: str
     ptx: bytes
+    checked: dict[str, list[str]] = field(default_factory=dict)  # warnings about the compiled code, by use
+
+    def warnings(self, bound: Bound, arch: str) -> list[str]:
+        """Return warnings about the compiled code. Raises RejectedError if it depends on an order of blocks."""
+        use = ordering.use(bound)
+        if use not in self.checked:  # reading the code takes longer than all else that follows NVRTC
+            unordered = ordering.check(bound, zlib.decompress(self.ptx).decode(errors="replace"))
+            serialised = [f"warning: in `{name}` {SERIALISED}" for name in cubin.serialised(self.image, arch)]
+            self.checked[use] = [*unordered, *serialised]
+        return self.checked[use]
 
 
 @lru_cache(maxsize=256)  # workloads that share all specialised values share their cubin

@@ -11,7 +11,7 @@ from functools import cached_property
 from math import prod
 
 from archive.binding import Bound, BoundLaunch, Pointer, Pointers
-from archive.records import Outcome
+from archive.records import Outcome, content_id
 from evolve.devices.cuda.ptx import Entry, Instruction, Parameter, Read, Register, entries
 from evolve.devices.device import RejectedError
 
@@ -49,6 +49,17 @@ def check(bound: Bound, ptx: str) -> tuple[str, ...]:
                     raise RejectedError(Outcome.UNSAFE, f"{fault.text}{FOUND}")
                 warnings.append(f"warning: {fault.text}")
     return tuple(dict.fromkeys(warnings))
+
+
+def use(bound: Bound) -> str:
+    """Return all that `check` depends on besides the PTX, so that its result can be kept for equal uses."""
+    launches = [
+        (one.entry, [_names(value) if isinstance(value, Pointer | Pointers) else "" for value in one.args],
+         one.cooperative, prod(one.grid) > 1, prod(one.block) <= WARP)
+        for one in bound.launches
+    ]  # fmt: skip
+    zeroed = sorted(workspace.name for workspace in bound.workspace if workspace.zero)
+    return content_id([launches, zeroed, READ_ONLY.search(bound.kernel.source) is not None])
 
 
 @dataclass(frozen=True)
