@@ -269,7 +269,8 @@ class SideBySide:
             if turn.search.share.take(turn.view, verdict.kernel_id):
                 self._judged(turn, verdict)
         turn.waiting.extend(
-            Job(kernel, turn.search.locator, agenda.bars, duplicates=agenda.duplicates) for kernel in agenda.new
+            Job(kernel, turn.search.locator, agenda.bars, kernel.id in agenda.settings, duplicates=agenda.duplicates)
+            for kernel in agenda.new
         )
 
     def _ask(self, turn: Turn) -> None:

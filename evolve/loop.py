@@ -80,7 +80,7 @@ def settle(search: Search, spent: Spent, engine: Engine, view: OpView) -> Genera
     agenda = selection.agenda(view, share.free(view, view.pending())[: budget.left(search.budget, spent).evals])
     repeated = (verdict for verdict in agenda.repeated if share.take(view, verdict.kernel_id))
     jobs = (
-        Job(kernel, search.locator, agenda.bars, duplicates=agenda.duplicates)
+        Job(kernel, search.locator, agenda.bars, kernel.id in agenda.settings, duplicates=agenda.duplicates)
         for kernel in agenda.new if time.monotonic() < search.deadline and share.take(view, kernel.id)
     )  # fmt: skip
     verdicts = yield from keep(share.judged(view, chain(repeated, engine.evaluate(jobs))), view.store)

@@ -31,6 +31,12 @@ class JobState:
     overran: bool = False  # a run has exceeded its deadline although an earlier run met it
     fault: str = ""  # a failure that an earlier kernel may have caused by writing to the worker's memory
     traits: Traits | None = None  # set once the kernel has been compiled
+    contends: bool = False  # a setting of knobs that is to be evaluated in full
+
+    @property
+    def at_a_glance(self) -> bool:
+        """Whether a few calls may be enough for a verdict."""
+        return self.job.setting and not self.job.confirm and not self.contends
 
     @property
     def subject(self) -> str:
@@ -39,7 +45,7 @@ class JobState:
 
     def message(self, device: DeviceInfo) -> Message:
         job = self.job
-        return Assignment(job.kernel.text, job.op, job.bars, job.confirm, self.shapes_seed, device)
+        return Assignment(job.kernel.text, job.op, job.bars, job.confirm, self.shapes_seed, device, self.at_a_glance)
 
 
 @dataclass(eq=False)

@@ -16,6 +16,7 @@ class Job:
     kernel: Kernel
     op: str
     bars: tuple[tuple[str, float], ...] = ()  # time to beat on each workload, in us: timing stops early far above it
+    setting: bool = False  # of the knobs of a kernel that has passed: a few calls are enough if it is clearly slower
     confirm: bool = False  # also confirm it: in a fresh process, on more shapes, in duels, under the sanitizer
     # None to accept duplicates. Where kernels are compiled ahead, a kernel with the same machine code as another one is
     # not run. The emulated device runs it anyway, which costs no more than compiling ahead would.

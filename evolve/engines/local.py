@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Outcome, Profile
 from evolve.devices.choose import policy_of
+from evolve.engines import messages
 from evolve.engines.assigned import (
     Failure,
     JobState,
@@ -36,8 +37,7 @@ from evolve.evaluation.requests import (
 
 TICK_SECONDS = 0.2
 MOST_COMPILED_AHEAD = 8  # compiled kernels waiting for an evaluator
-JOBS_PER_WORKER = 200
-START_ATTEMPTS = 3
+JOBS_PER_WORKER, START_ATTEMPTS = 200, 3
 DONE = ""  # the phase of a kernel that is being worked on no more
 MOST_FAILED_PROFILES = 3  # in a row; after that, no more are tried
 COMPILER_BYTES = 8 * 2**30
@@ -71,14 +71,12 @@ class LocalEngine:
         self._lacking = LackingBaselines(policy.baselines)
         self._cards = tuple(cards)
         self._infos: dict[str, DeviceInfo] = {}  # by card, as its first worker measured it
-        self._failed_starts = 0
+        self._failed_starts = self._failed_profiles_in_a_row = 0
         self._last_profile = ProfileResult(None)
         self._failed_profiles: dict[tuple[str, str], ProfileResult] = {}  # by kernel and workload
-        self._failed_profiles_in_a_row = 0
         self._incoming: Iterator[Job | None] = iter(())
         self._ended = True  # whether there are no more jobs to take
-        self._new: deque[JobState] = deque()
-        self._compiled: deque[JobState] = deque()
+        self._new, self._compiled = deque[JobState](), deque[JobState]()
         memory = dict.fromkeys(Role, policy.worker_bytes) | {Role.COMPILER: COMPILER_BYTES}
         self._workers_per_card = workers
         roles = [(Role.EVALUATOR, card) for card in self._cards] + [(Role.COMPILER, "")] * compilers
@@ -243,7 +241,7 @@ class LocalEngine:
                 worker.begin(name)
                 if worker.current and worker.role is not Role.PREPARER:
                     self._watch(worker.current.subject, name)
-            case Precompiled() | Lacking() | Done() if isinstance(worker.current, JobState):
+            case Precompiled() | messages.Contends() | Lacking() | Done() if isinstance(worker.current, JobState):
                 yield from self._handle_job(worker, worker.current, message)
             case ProfileResult() | TimingResult() | Prepared() if isinstance(worker.current, SideJob):
                 side_job, worker.current = worker.current, None
@@ -254,12 +252,16 @@ class LocalEngine:
                 yield from self._handle_ending(worker, message)
 
     def _handle_job(
-        self, worker: Worker, state: JobState, message: Precompiled | Lacking | Done
+        self, worker: Worker, state: JobState, message: Precompiled | messages.Contends | Lacking | Done
     ) -> Iterator[Evaluation]:
         match message:
             case Precompiled(traits=traits):
                 state.traits = traits
                 yield from self._handle_compiled(state)
+                self._release(worker)
+            case messages.Contends():
+                state.contends = True
+                yield from self._resolve(state, None)
                 self._release(worker)
             case Lacking(workloads=workloads):
                 if self._preparers:
@@ -304,8 +306,7 @@ class LocalEngine:
             self._pool.add(Role.EVALUATOR, device, card)
 
     def _handle_compiled(self, state: JobState) -> Iterator[Evaluation]:
-        job, traits = state.job, state.traits
-        log = ""
+        job, traits, log = state.job, state.traits, ""
         if job.duplicates and traits and not job.confirm:
             log = job.duplicates.by_code(job.kernel.id, traits.code)
         if log:

@@ -78,6 +78,7 @@ class Assignment:
     confirm: bool
     shapes_seed: int  # compiler and evaluator use it to draw the same held-out shapes
     device: DeviceInfo | None  # the device to compile for
+    setting: bool = False  # of the knobs of a kernel that has passed
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,11 @@ class Precompiled:
     """Report of a compiler that the current job's kernel compiles for all its workloads and has these traits."""
 
     traits: Traits | None
+
+
+@dataclass(frozen=True)
+class Contends:
+    """Report of an evaluator that the current job's setting of knobs may be fast, and needs an evaluation in full."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +137,7 @@ class Failed:
 
 Message = (
     Fork | Kill | Forked | Exited | Assignment | ProfileRequest | TimingRequest | PreparationRequest | Ready | Phase
-    | Precompiled | Lacking | Done | ProfileResult | TimingResult | Prepared | Failed
+    | Precompiled | Contends | Lacking | Done | ProfileResult | TimingResult | Prepared | Failed
 )  # fmt: skip
 KINDS = {kind.__name__: kind for kind in get_args(Message)}
 

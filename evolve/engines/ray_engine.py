@@ -347,7 +347,7 @@ def located(fault: StationFault) -> UserError:
 
 def _remote_job(ticket: _Ticket) -> RemoteJob:
     job = ticket.job
-    assignment = Assignment(job.kernel.text, job.op, job.bars, job.confirm, 0, None)
+    assignment = Assignment(job.kernel.text, job.op, job.bars, job.confirm, 0, None, job.setting)
     unique = job.duplicates is not None and not job.confirm
     file, text = "", ""
     if catalog.is_path(job.op) and (path := catalog.locate(job.op)).suffix == ".py":

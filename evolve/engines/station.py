@@ -264,7 +264,7 @@ class Station:
             assert isinstance(assignment, Assignment)  # noqa: S101 - a remote job holds nothing else
             kernel, op = genome.parse(assignment.kernel), self._local(assignment.op, remote)
             codes = self._codes[kernel.op] if remote.unique else None
-            job = Job(kernel, op, assignment.bars, assignment.confirm, codes)
+            job = Job(kernel, op, assignment.bars, assignment.setting, assignment.confirm, duplicates=codes)
             self._ready.submit(job, lambda answer, number=remote.number: self._answer(number, answer))  # type: ignore[misc]
 
     def events(self) -> Events:

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -27,6 +28,7 @@ from evolve.engines import sandbox
 from evolve.engines.messages import (
     WAITING,
     Assignment,
+    Contends,
     Done,
     Failed,
     Fork,
@@ -45,7 +47,7 @@ from evolve.evaluation import baselines
 from evolve.evaluation.baselines import compile_ahead
 from evolve.evaluation.buffers import bytes_held
 from evolve.evaluation.compiling import precompile
-from evolve.evaluation.evaluate import Evaluator, evaluate
+from evolve.evaluation.evaluate import Evaluator, evaluate, glance
 from evolve.evaluation.requests import (
     PreparationRequest,
     Prepared,
@@ -66,6 +68,7 @@ SHARED_MEMORY, KEPT_MEMORY = 1 / 4, 1 / 16
 WAITS_FOR_MEMORY = (2.0, 8.0, 20.0)  # seconds
 WAITS_FOR_OTHERS = (60.0, 120.0)  # more, while other processes hold most of it
 Send = Callable[[Message], None]
+V = TypeVar("V")  # a verdict, or None
 Request = Assignment | ProfileRequest | TimingRequest | PreparationRequest
 NICE = 10  # of a process that compiles ahead, so that it does not slow those that take times
 
@@ -107,7 +110,9 @@ def _compile(fork: Fork, requests: Iterator[Request], project: Path, send: Send)
         kernel, op = _loaded(request)
         compile_bound = partial(_compile_one, choose.compiler_for(info, Path(fork.cubins)), send)
         try:
-            verdict = precompile(kernel, op, info, compile_bound, request.shapes_seed, confirm=request.confirm)
+            verdict = precompile(
+                kernel, op, info, compile_bound, request.shapes_seed, confirm=request.confirm, setting=request.setting
+            )
         except MemoryError:
             verdict = _verdict(kernel, op, info, Outcome.COMPILE_ERROR, "compiling needs too much memory")
         send(Precompiled(verdict.traits) if verdict.passed else Done(verdict))
@@ -167,22 +172,32 @@ def _evaluate(device_kind: str, fork: Fork, requests: Iterator[Request], project
             send(_time_pytorch(request, evaluator))
             continue
         assert isinstance(request, Assignment)  # noqa: S101 - preparations go to preparers
-        kernel, op = _loaded(request)
         if evaluator.defers and not request.confirm:
-            _report_lacking(op, evaluator, send)
-        bars, seed = dict(request.bars), request.shapes_seed
-        evaluated = partial(evaluate, kernel, op, evaluator, shapes_seed=seed, bars=bars, confirm=request.confirm)
-        try:
-            verdict = _with_memory(evaluated, evaluator, turns)
-        except (MemoryError, RuntimeError) as error:
-            if turns and out_of_memory(error):
-                _require_memory(evaluator)
-            log = _memory_message(error) if out_of_memory(error) else gpu_fault()
-            if not log:
-                raise
-            verdict = _verdict(kernel, op, info, Outcome.CRASHED, log)
-        tainted = verdict.outcome in policy_of(device_kind).replaced_after
-        send(Done(verdict, tainted, tuple(evaluator.lacking) if verdict.passed else ()))
+            _report_lacking(catalog.load(request.op), evaluator, send)
+        if verdict := _judge(request, evaluator, turns):
+            tainted = verdict.outcome in policy_of(device_kind).replaced_after
+            send(Done(verdict, tainted, tuple(evaluator.lacking) if verdict.passed else ()))
+        else:
+            send(Contends())
+
+
+def _judge(request: Assignment, evaluator: Evaluator, turns: Turns | None) -> Evaluation | None:
+    """Return the verdict on the request's kernel, or None if it is a setting of knobs that may be fast."""
+    kernel, op = _loaded(request)
+    bars = dict(request.bars)
+    in_full = partial(
+        evaluate, kernel, op, evaluator, shapes_seed=request.shapes_seed, bars=bars, confirm=request.confirm
+    )
+    evaluated = partial(glance, kernel, op, evaluator, bars=bars) if request.setting else in_full
+    try:
+        return _with_memory(evaluated, evaluator, turns)
+    except (MemoryError, RuntimeError) as error:
+        if turns and out_of_memory(error):
+            _require_memory(evaluator)
+        log = _memory_message(error) if out_of_memory(error) else gpu_fault()
+        if not log:
+            raise
+        return _verdict(kernel, op, evaluator.device.info, Outcome.CRASHED, log)
 
 
 def _measured(device: Device, turns: Turns | None) -> DeviceInfo:
@@ -195,7 +210,7 @@ def _measured(device: Device, turns: Turns | None) -> DeviceInfo:
     return info
 
 
-def _with_memory(evaluated: Callable[[], Evaluation], evaluator: Evaluator, turns: Turns | None) -> Evaluation:
+def _with_memory(evaluated: Callable[[], V], evaluator: Evaluator, turns: Turns | None) -> V:
     """Return an evaluation. If memory is exhausted that other workers share, wait for them and try again, alone."""
     for seconds in _waits(evaluator.device) if turns else ():
         try:

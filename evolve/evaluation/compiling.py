@@ -56,12 +56,7 @@ def compiled(
     kernel: Kernel, op: Op, info: DeviceInfo, compile_bound: Callable[[Bound], P], shapes_seed: int, *, confirm: bool
 ) -> Compiled[P]:
     """Compile for all workloads. Raises PlanError or RejectedError at the first accepted workload that fails."""
-    check_plan(kernel, signature(op))
-    if reserved := kernel.plan.reserved:
-        raise RejectedError(Outcome.UNSUPPORTED, f"the plan asks for {reserved}, which is not supported yet")
-    declared, skipped = _programs(kernel, op, op.workloads(info.kind), info, compile_bound)
-    if not declared:
-        raise RejectedError(Outcome.ILLEGAL, "no workload is left: " + "; ".join(skipped))
+    declared, skipped = compiled_as_declared(kernel, op, info, compile_bound)
     awkward, _ = _programs(kernel, op, op.awkward, info, compile_bound)
     rng, policy = random.Random(shapes_seed), policy_of(info.kind)
     most_threads = max(
@@ -97,6 +92,19 @@ def compiled(
     return Compiled(tuple(declared), tuple(awkward), *drawn_ones, tuple(skipped))
 
 
+def compiled_as_declared(
+    kernel: Kernel, op: Op, info: DeviceInfo, compile_bound: Callable[[Bound], P]
+) -> tuple[list[tuple[Workload, P]], list[str]]:
+    """Compile for the declared workloads; also return why some have no program. Raises as `compiled` does."""
+    check_plan(kernel, signature(op))
+    if reserved := kernel.plan.reserved:
+        raise RejectedError(Outcome.UNSUPPORTED, f"the plan asks for {reserved}, which is not supported yet")
+    declared, skipped = _programs(kernel, op, op.workloads(info.kind), info, compile_bound)
+    if not declared:
+        raise RejectedError(Outcome.ILLEGAL, "no workload is left: " + "; ".join(skipped))
+    return declared, skipped
+
+
 def few_rows(op: Op, declared: Iterable[Workload], accepts: Callable[[Workload], bool]) -> tuple[Workload, ...]:
     """Return a workload with few rows for each kind of declared rows, those of most bytes first."""
     kinds = {without_rows(op, workload): workload for workload in declared}
@@ -123,11 +131,17 @@ def verdict_on(kernel: Kernel, op: Op, info: DeviceInfo, judge: Callable[[Evalua
 
 def precompile(
     kernel: Kernel, op: Op, info: DeviceInfo, compile_bound: Callable[[Bound], CompileResult], shapes_seed: int,
-    *, confirm: bool = False,
+    *, confirm: bool = False, setting: bool = False,
 ) -> Evaluation:  # fmt: skip
-    """Return the part of the verdict that needs no device: a kernel passes if it compiles for all its workloads."""
+    """Return the part of the verdict that needs no device: a kernel passes if it compiles for all its workloads.
+
+    A `setting` of a known kernel's knobs is compiled for the declared workloads alone.
+    """
 
     def judge(verdict: Evaluation) -> Evaluation:
+        if setting:
+            compiled_as_declared(kernel, op, info, compile_bound)
+            return verdict
         programs = compiled(kernel, op, info, compile_bound, shapes_seed, confirm=confirm)
         return replace(verdict, traits=traits(kernel, programs))
 

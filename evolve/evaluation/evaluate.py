@@ -18,7 +18,7 @@ from evolve.evaluation.baseline_times import Baselines
 from evolve.evaluation.baselines import BaselineCache
 from evolve.evaluation.buffers import Arena
 from evolve.evaluation.check import Inspector
-from evolve.evaluation.compiling import Compiled, compiled, traits, verdict_on
+from evolve.evaluation.compiling import Compiled, compiled, compiled_as_declared, traits, verdict_on
 from evolve.evaluation.confirm import Beyond, check_beyond, confirmation
 from evolve.evaluation.op_check import blind_spots
 from evolve.evaluation.timing import measure
@@ -30,6 +30,7 @@ from reference_ops.shapes import without_rows
 
 EXTREMES_AT_ONCE = 2  # at a declared workload whose rows depend on each other
 SMALL_BYTES = 2**22  # of a workload that meets every extreme
+SLOWER = "note: another setting of its knobs is clearly faster everywhere, so this one was checked in few calls alone"
 Pair = tuple[Workload, Program]
 
 
@@ -90,6 +91,43 @@ def evaluate(
 
     verdict = verdict_on(kernel, op, device.info, judge)
     return replace(verdict, checks=tuple(checks), traits=found)
+
+
+def glance(kernel: Kernel, op: Op, evaluator: "Evaluator", *, bars: Mapping[str, float]) -> Evaluation | None:
+    """Return the verdict on a kernel that is clearly slower than the times to beat at all its workloads, else None.
+
+    It is meant for a setting of knobs of a kernel that has passed, as it checks and times a few calls alone. A fault
+    found in these is the verdict too.
+    """
+    device, checks = evaluator.device, list[Check]()
+    evaluator.lacking.clear()
+    contends = False
+
+    def judge(verdict: Evaluation) -> Evaluation:
+        nonlocal contends
+        evaluator.watch("compile")
+        declared, skipped = compiled_as_declared(kernel, op, device.info, device.compile)
+        seed, measurements = secrets.randbelow(2**31), []
+        inspector = Inspector(device, evaluator.arena, random.Random(seed), checks, evaluator.watch)
+        for workload, program in declared:
+            inspector.check_on(program, op, workload, (NORMAL,))
+            times = evaluator.baselines_at_hand(op, workload)
+            evaluator.watch("time")
+            measurements.append(measure(inspector, program, op, workload, times, bars.get(workload.key)))
+            if contends := workload.key not in bars or not measurements[-1].coarse:
+                return verdict
+        programs = [program for _, program in declared]
+        return replace(
+            verdict,
+            seed=seed,
+            log="\n".join(dict.fromkeys((SLOWER, *(program.log for program in programs if program.log)))),
+            measurements=tuple(measurements),
+            skipped=tuple(skipped),
+            resources=_largest_resources(programs),
+        )
+
+    verdict = verdict_on(kernel, op, device.info, judge)
+    return None if contends else replace(verdict, checks=tuple(checks))
 
 
 def check_extremes(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:

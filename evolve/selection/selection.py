@@ -32,6 +32,7 @@ class Agenda:
     new: tuple[Kernel, ...]
     bars: tuple[tuple[str, float], ...]  # the time to beat on each workload, in us
     duplicates: Duplicates
+    settings: frozenset[str]  # those of the new kernels that set the knobs of a kernel that has passed
 
 
 def agenda(view: OpView, waiting: Iterable[str]) -> Agenda:
@@ -43,7 +44,10 @@ def agenda(view: OpView, waiting: Iterable[str]) -> Agenda:
         for kernel_id, log in logs.items()
         if log
     )
-    return Agenda(repeated, tuple(kernel for kernel in kernels if not logs[kernel.id]), view.bars(), duplicates)
+    new = tuple(kernel for kernel in kernels if not logs[kernel.id])
+    _, lessons = view.history()
+    settings = frozenset(kernel.id for kernel in new if lessons.has_passed(kernel.family))
+    return Agenda(repeated, new, view.bars(), duplicates, settings)
 
 
 def request(view: OpView, op: Op, wanted: int, *, seed: int, left: Left = UNLIMITED) -> Request:

@@ -144,7 +144,7 @@ def _evaluated(
     engine: Engine, op: str, kernels: Sequence[Kernel], bars: dict[str, float]
 ) -> tuple[float, list[Evaluation]]:
     started = time.monotonic()
-    found = list(engine.evaluate(Job(kernel, op, tuple(bars.items())) for kernel in kernels))
+    found = list(engine.evaluate(Job(kernel, op, tuple(bars.items()), setting=bool(bars)) for kernel in kernels))
     return time.monotonic() - started, found
 
 

@@ -16,7 +16,9 @@ from evolve.engines import local
 from evolve.engines.engine import Job
 from evolve.engines.local import LocalEngine
 from evolve.engines.messages import Role
+from evolve.evaluation.evaluate import SLOWER
 from evolve.selection.duplicates import Duplicates
+from reference_ops import catalog
 
 TWICE = str(Path(__file__).parents[1] / "samples" / "twice.py")
 pytestmark = pytest.mark.skipif(find_spec("cupy") is None, reason="compilers need NVRTC")
@@ -203,6 +205,40 @@ def test_only_one_of_two_equal_kernels_proposed_together_is_evaluated(watched: W
     found = {evaluation.outcome: evaluation for evaluation in watched.verdicts(*unless(*kernels))}
     assert set(found) == {Outcome.PASSED, Outcome.DUPLICATE}
     assert f"{found[Outcome.PASSED].kernel_id}, which was proposed at the same time" in found[Outcome.DUPLICATE].log
+
+
+def at_a_glance(kernel: Kernel, bar_us: float, *, workloads: int = 2) -> Job:
+    """Return a job for a setting of knobs of a kernel that has passed, with one time to beat at every workload."""
+    keys = [one.key for one in catalog.load(TWICE).workloads("emulated")]
+    return Job(kernel, TWICE, tuple((key, bar_us) for key in keys[:workloads]), setting=True)
+
+
+def test_a_setting_of_knobs_that_is_clearly_slower_everywhere_is_judged_in_few_calls(watched: Watched) -> None:
+    kernel = bad_kernels.twice_kernel()
+    (verdict,) = watched.verdicts(at_a_glance(kernel, bar_us=1e-3))
+    assert verdict.passed
+    assert verdict.log.startswith(SLOWER)
+    assert [measurement.coarse for measurement in verdict.measurements] == [True, True]
+    assert {check.workload for check in verdict.checks} == {one.workload for one in verdict.measurements}
+    assert verdict.envelope is None
+    assert watched.phases_of(kernel).count("waiting") == 1
+
+
+@pytest.mark.parametrize("times", [{"bar_us": 1e9}, {"bar_us": 1e-3, "workloads": 1}], ids=["fast", "no time to beat"])
+def test_a_setting_of_knobs_that_may_be_fast_at_some_workload_is_evaluated_in_full(
+    watched: Watched, times: dict[str, float]
+) -> None:
+    kernel = bad_kernels.twice_kernel()
+    (verdict,) = watched.verdicts(at_a_glance(kernel, **times))  # type: ignore[arg-type]
+    assert verdict.passed
+    assert verdict.envelope
+    assert SLOWER not in verdict.log
+    assert watched.phases_of(kernel).count("waiting") == 2
+
+
+def test_a_wrong_setting_of_knobs_is_refused_at_a_glance(watched: Watched) -> None:
+    (verdict,) = watched.verdicts(at_a_glance(bad_kernels.WRONG, bar_us=1e-3))
+    assert verdict.outcome is Outcome.WRONG
 
 
 def test_without_known_verdicts_duplicates_are_evaluated(watched: Watched) -> None:

@@ -227,6 +227,14 @@ def test_a_reworded_copy_of_a_judged_kernel_is_not_evaluated(store: SqliteStore)
     assert "wrong" in verdict.log
 
 
+def test_the_agenda_names_the_new_settings_of_a_kernel_that_has_passed(store: SqliteStore) -> None:
+    setting, another = FIRST.with_knobs({"THREADS": 64}), bad_kernels.twice_kernel("if (i < n) out[i] = x[i] + x[i];")
+    store.append(proposal(), proposal(setting), proposal(another))
+    assert not selection.agenda(view(store), [setting.id]).settings
+    store.append(of_twice(passed(FIRST.id, w=1.0)))
+    assert selection.agenda(view(store), [setting.id, another.id]).settings == {setting.id}
+
+
 def test_a_kernel_that_repeats_only_a_duplicate_is_evaluated(store: SqliteStore) -> None:
     store.append(proposal(), proposal(SECOND), of_twice(replace(failed(FIRST.id), outcome=Outcome.DUPLICATE)))
     assert selection.agenda(view(store), [SECOND.id]).repeated == ()
