@@ -94,6 +94,7 @@ _HERE = _Path(__file__).parent
 _PRIMITIVES = _loading.Primitives(__package__, _HERE, "{digest}")
 _options.ops_of_package.update(_PRIMITIVES)
 _FUNCTIONS = _functions.Functions([{forms}], _PRIMITIVES, f"{{__package__.replace('.', '_')}}_kernels")
+_WRITTEN_OUT = _layers.WrittenOut(_FUNCTIONS)
 _MADE = _FUNCTIONS.made  # a dictionary, which torch.compile can look into
 
 
@@ -108,8 +109,11 @@ def explain(function: str, *arguments: _Any, **named: _Any) -> _Explanation:
 
 
 def patch(model: _Module) -> _Patched:
-    """Exchange a model's layers in place for those of `{name}.nn`. Returns what was exchanged, and why not others."""
-    return _layers.patch(model, _classes())
+    """Exchange a model's layers in place for those of `{name}.nn`. Returns what was exchanged, and why not others.
+
+    RMS norms that the model writes out itself are exchanged, too.
+    """
+    return _layers.patch(model, _classes(), _WRITTEN_OUT)
 
 
 def unpatch(model: _Module) -> tuple[str, ...]:

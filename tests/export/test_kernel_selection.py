@@ -170,6 +170,13 @@ def asked_with(cols: int = 256, **chosen: Any) -> Question:
     return replace(question(cols), options=replace(Options(), **chosen))
 
 
+@pytest.mark.parametrize(("median_us", "wins"), [(30.0, True), (89.0, True), (95.0, False)])
+def test_a_kernel_that_had_no_duel_runs_in_eager_code_where_it_is_clearly_faster(median_us: float, wins: bool) -> None:
+    """A confirmation holds no duel where the compiler's code is faster."""
+    found = replace(measured(1024, median_us), duel=None)
+    assert (found.beats_pytorch(compiled=False), found.beats_pytorch(compiled=True)) == (wins, False)
+
+
 def test_a_kernel_as_fast_as_the_compiler_runs_in_eager_code_alone() -> None:
     even = replace(measured(256, 60.0), duel=Duel("w", "compile", 1.0, 0.99, 1.01, 0.01))
     assert choose({SHORT: [even]}, question(256)).shipped.id == SHORT.id
@@ -187,6 +194,26 @@ def test_a_pinned_kernel_runs_although_another_is_faster_or_pytorch_is() -> None
 def test_a_pinned_kernel_that_the_package_lacks_is_named() -> None:
     with pytest.raises(NoKernelError, match="pin softmax to abc, which the package does not have"):
         choose({SHORT: [measured(256, 20.0)]}, asked_with(pin=(("softmax", "abc"),)))
+
+
+@pytest.mark.parametrize("chosen", [{"autotune": True}, {"pin": (("softmax", SHORT.id),)}])
+def test_what_was_measured_on_another_gpu_can_be_tried_where_that_is_asked_for(chosen: dict[str, Any]) -> None:
+    asked = replace(asked_with(**chosen), device="NVIDIA H100", arch="sm_90a")
+    assert choose({SHORT: [measured(256, 20.0)]}, asked).shipped.id == SHORT.id
+
+
+def test_autotuning_tries_no_kernel_of_another_architecture() -> None:
+    asked = replace(asked_with(autotune=True), device="NVIDIA B200", arch="sm_100a")
+    with pytest.raises(NoKernelError, match=r"measured on NVIDIA B200, only on NVIDIA H200$"):
+        choose({SHORT: [measured(256, 20.0)]}, asked)
+
+
+def test_another_gpu_of_the_same_architecture_is_told_what_to_do() -> None:
+    asked = replace(question(256), device="NVIDIA H100", arch="sm_90a")
+    with pytest.raises(
+        NoKernelError, match=r"only on NVIDIA H200; options\(autotune=True\) measures such kernels here"
+    ):
+        choose({SHORT: [measured(256, 20.0)]}, asked)
 
 
 def test_an_op_pinned_to_pytorch_has_no_kernel() -> None:

@@ -30,6 +30,7 @@ class Question:
     free: Mapping[str, frozenset[str]]  # the free parameters of each kernel by its id; of PyTorch by ""
     compiled: bool = False  # within torch.compile, whose code is then the alternative
     sizes: frozenset[str] = frozenset()  # parameters that are the size of a tensor, such as `k` of topk
+    arch: str = ""  # of the device
     for_backward: bool = False  # the backward's kernel decides: one of the forward need not win, only not be slow
 
     @property
@@ -110,7 +111,7 @@ def _refused(shipped: Shipped, measured: Measured, question: Question) -> str:
         return "is not known to be deterministic"
     if question.for_backward and measured.times.median_us > measured.times.eager_us:
         return f"was slower than eager PyTorch at {measured.times.workload}"
-    excess = _beyond(shipped, question)
+    excess = _beyond(shipped, measured, question)
     return f"is refused: {excess}" if excess else ""
 
 
@@ -118,11 +119,11 @@ def _workspace(bound: Bound) -> int:
     return sum(workspace.nbytes for workspace in bound.workspace)
 
 
-def _beyond(shipped: Shipped, question: Question) -> str:
-    """Return what exceeds every envelope in which the kernel was tested on this device, or an empty string."""
+def _beyond(shipped: Shipped, measured: Measured, question: Question) -> str:
+    """Return what exceeds every envelope in which the kernel was tested where it was measured, or an empty string."""
     integers = [(name, value) for name, value in question.workload.parameters if isinstance(value, int)]
     sizes = {name: value for name, value in (*question.workload.dims, *integers) if name not in COUNTERS}
-    tested = [found.envelope for found in shipped.tested if found.device == question.device and found.envelope]
+    tested = [found.envelope for found in shipped.tested if found.device == measured.device and found.envelope]
     found = [envelope.excess(sizes, question.elements) for envelope in tested]
     return found[0] if found and all(found) else ""
 
@@ -133,9 +134,16 @@ def _comparable(entry: ExportedEntry, question: Question) -> list[Row]:
     rows = list(entry.table())
     if not rows:
         raise NoKernelError("the package has no kernel for it")
-    rows, devices = _kept(rows, [m.device == question.device for _, m in rows], [m.device for _, m in rows])
+    every = [measured for _, measured in rows]
+    is_here = [measured.device == question.device for measured in every]
+    # What nothing is known of here may be tried where that is wanted: the machine code is the same.
+    is_alike = [bool(question.options.pinned(question.op)) or measured.arch == question.arch for measured in every]
+    if question.is_free and not question.for_backward and not any(is_here):
+        is_here = is_alike
+    rows, devices = _kept(rows, is_here, [measured.device for measured in every])
     if not rows:
-        raise NoKernelError(f"nothing was measured on {question.device}, only on {devices}")
+        hint = "; options(autotune=True) measures such kernels here" if any(is_alike) else ""
+        raise NoKernelError(f"nothing was measured on {question.device}, only on {devices}{hint}")
     rows, dtypes = _kept(rows, [m.dtype == workload.dtype for _, m in rows], [m.dtype for _, m in rows])
     if not rows:
         raise NoKernelError(f"nothing was measured at {workload.dtype}, only at {dtypes}")

@@ -188,6 +188,7 @@ class Decider:
             elements=self.op.largest_tensor(workload),
             free=self._free,
             sizes=self._sizes,
+            arch=info.arch,
             compiled=where in {COMPILED, FOR_BACKWARD},
             for_backward=where == FOR_BACKWARD,
         )

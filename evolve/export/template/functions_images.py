@@ -59,18 +59,22 @@ def _of_each_channel(
     """Return the call of the causal convolution of a convolution of each channel, as Mamba has it."""
     if stride != 1 or weight.shape[:2] != (x.shape[1], 1) or x.shape[0] * x.shape[2] == 0:
         return "the kernels of each channel have stride 1 and a filter for each channel"
-    before = (weight.shape[2] - 1) * dilation
-    if padding not in {0, before}:
+    before, length = (weight.shape[2] - 1) * dilation, x.shape[2]
+    if padding not in {0, before} or length <= before:
         return "the kernels of each channel are padded by all that lies before, or not at all"
+    call = _causal(x, weight, bias, dilation)
+    kept = length + before if padding else length - before
+    moved = x.shape[0] * x.shape[1] * kept * x.element_size()
     if not padding:
-        cut = x.shape[2] - before
-        if cut < 1:
-            return "the sequence is shorter than the filter"
-        found, moved = _causal(x, weight, bias, dilation), x.shape[0] * x.shape[1] * cut * x.element_size()
-        return found._replace(finish=lambda outputs: outputs[0][..., before:].contiguous(), after_bytes=moved)
-    # Beyond the end, zeros are read: these are the last positions that both paddings add.
-    found = _causal(functional.pad(x, (0, padding)), weight, bias, dilation)
-    return found._replace(after_bytes=found.views[0].numel() * x.element_size())
+        return call._replace(finish=lambda outputs: outputs[0][..., before:].contiguous(), after_bytes=moved)
+
+    def finish(outputs: tuple[Tensor, ...]) -> Tensor:
+        # The last positions read what lies beyond the end, which is zero.
+        beyond = functional.pad(x[..., length - before :], (0, before))
+        last = functional.conv1d(beyond, weight, bias, dilation=dilation, groups=x.shape[1])
+        return torch.cat((outputs[0], last), 2)
+
+    return call._replace(finish=finish, after_bytes=moved) if before else call
 
 
 def _causal(x: Tensor, weight: Tensor, bias: Tensor | None, dilation: int) -> Call:

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 from torch import fx
 from torch.fx import Node
 
+from evolve.export.template.forms import Form
+from evolve.export.template.functions import Function
 from evolve.export.template.patterns import Match, Pattern
 
 CHANGING = (operator.setitem, operator.iadd, operator.imul, operator.isub, operator.itruediv, operator.ipow)
@@ -64,6 +66,11 @@ def replace(graph: fx.Graph, match: Match, target: Callable[..., Any], replaced:
         replaced[node] = out
     for node in reversed(match.inside):
         graph.erase_node(node)
+
+
+def together(match: Match, written: fx.Graph, function: Function) -> Function:
+    """Return the function of what matches, whose alternative is what was written."""
+    return function.of(Form(match.op, (match.op,), match.lower, fx.GraphModule({}, written), match.autocast))
 
 
 def _can_be_one(match: Match, order: Mapping[Node, int]) -> bool:

@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from evolve.export.template.functions import Function
+from evolve.export.template.fusing import found_in, together
+from evolve.export.template.patterns import written_out_norm
 
 Arguments = tuple[Any, ...]
+GIVEN = ("placeholder", "get_attr")  # the input and the weight of a module that is nothing but a norm
+ORIGINAL = "_exchanged_for"  # an attribute of a class that was made for a module: the class before
 
 
 @dataclass(frozen=True)
@@ -136,14 +140,72 @@ def _batch_norm(function: Function) -> Callable[..., Any]:
     return forward
 
 
-def patch(model: nn.Module, layers: Mapping[str, type[nn.Module]]) -> Patched:
+class WrittenOut:
+    """Subclasses of norms that a model writes out itself: their forward calls a function of the package.
+
+    Each is made when it is first needed, and serves all modules of a class with the same constants.
+    """
+
+    def __init__(self, functions: Mapping[str, Function]) -> None:
+        self._functions = functions
+        self._classes: dict[tuple[type[nn.Module], str], type[nn.Module]] = {}
+
+    def __call__(self, module: nn.Module) -> type[nn.Module] | None:
+        """Return the class for a module; None if it is no such norm, or more than one."""
+        if "rms_norm" not in self._functions or len(list(module.parameters())) != 1 or list(module.children()):
+            return None
+        graphs = [_traced(module, training) for training in (module.training, not module.training)]
+        if None in graphs or str(graphs[0]) != str(graphs[1]):
+            return None
+        key = type(module), str(graphs[0])
+        if key not in self._classes and (found := self._made(type(module), graphs[0])):
+            self._classes[key] = found
+        return self._classes.get(key)
+
+    def _made(self, kind: type[nn.Module], graph: Any) -> type[nn.Module] | None:
+        found = found_in(graph, ("rms_norm",), (written_out_norm,))
+        if len(found) != 1 or found[0].match.results != tuple(graph.find_nodes(op="output")[0].args):
+            return None
+        match = found[0].match
+        x, weight = match.given
+        if {*graph.nodes} != {*match.inside, x, weight, graph.output_node()} or (x.op, weight.op) != GIVEN:
+            return None
+        function, name, of_weight = (
+            together(match, found[0].written, self._functions["rms_norm"]),
+            x.target,
+            weight.target,
+        )
+
+        def forward(self: Any, *given: Tensor, **named: Tensor) -> Any:
+            return function(*given, *[named[name] for _ in named], getattr(self, of_weight))
+
+        content = {"forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__, ORIGINAL: kind}
+        return type(kind.__name__, (kind,), content)
+
+
+def _traced(module: nn.Module, training: bool) -> Any:
+    """Return the graph of a module's forward; None if it cannot be traced."""
+    before = module.training
+    module.training = training
+    try:
+        return fx.Tracer().trace(module)
+    except Exception:  # noqa: BLE001 - whatever a forward raises whose arguments are no tensors
+        return None
+    finally:
+        module.training = before
+
+
+def patch(model: nn.Module, layers: Mapping[str, type[nn.Module]], written_out: WrittenOut | None = None) -> Patched:
     """Exchange the layers of a model in place, and return what was exchanged and what was left."""
     takes = {one.kind: one.takes for one in LAYERS}
     replaced, left = [], []
     for name, module in model.named_modules():
         kind = type(module)
         if kind not in takes:
-            if not list(module.children()) and kind not in layers.values():
+            if written_out and not hasattr(kind, ORIGINAL) and (found := written_out(module)):
+                module.__class__ = found
+                replaced.append(name)
+            elif not list(module.children()) and kind not in layers.values():
                 left.append((name, f"the package has no {kind.__name__}"))
         elif kind.__name__ not in layers:
             left.append((name, f"the package has no {kind.__name__}"))
@@ -160,7 +222,8 @@ def unpatch(model: nn.Module, layers: Mapping[str, type[nn.Module]]) -> tuple[st
     kinds = {layers[one.kind.__name__]: one.kind for one in LAYERS if one.kind.__name__ in layers}
     restored = []
     for name, module in model.named_modules():
-        if type(module) in kinds:
-            module.__class__ = kinds[type(module)]
+        original = getattr(type(module), ORIGINAL, None) or kinds.get(type(module))
+        if original:
+            module.__class__ = original
             restored.append(name)
     return tuple(restored)

@@ -232,7 +232,8 @@ def rope(cos: Tensor, sin: Tensor, x: Tensor) -> Lowered:
     return Call("rope", (x, *angles), {}, first)
 
 
-def _norm(node: Any) -> Match | None:
+def written_out_norm(node: Any) -> Match | None:
+    """Return a root mean square norm in several calls."""
     found = norm(node)
     if not found or len(found.inside) == 1 or not (dtypes := _all_resolved(found)):
         return None
@@ -348,5 +349,5 @@ def _are_products(terms: tuple[Any, Any], factors: tuple[tuple[Any, Any], ...]) 
 
 # Those of more calls come first: the alternative of one is redirected by those that follow.
 PATTERNS: tuple[Pattern, ...] = (
-    _norm_of_sum, _norm, _gated, _causal, _batch_norm_relu, _group_norm_silu, _rotated,
+    _norm_of_sum, written_out_norm, _gated, _causal, _batch_norm_relu, _group_norm_silu, _rotated,
 )  # fmt: skip

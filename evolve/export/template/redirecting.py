@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
-from evolve.export.template.forms import Form
 from evolve.export.template.functions import ELSEWHERE, Function
-from evolve.export.template.fusing import found_in, replace
-from evolve.export.template.patterns import PATTERNS, Match, Pattern
+from evolve.export.template.fusing import found_in, replace, together
+from evolve.export.template.patterns import PATTERNS, Pattern
 
 Torch = Callable[..., Any]
 
@@ -121,7 +120,7 @@ class GraphPass:
         replaced: dict[fx.Node, fx.Node] = {}
         for match, written, place in found_in(graph, self._of_package, patterns):
             self._redirect(written, patterns[place + 1 :], Counter())
-            function = together(match, fx.GraphModule({}, written), self._of_package[match.op])
+            function = together(match, written, self._of_package[match.op])
             replace(graph, match, self._target(function), replaced)
             count[function.form.name] += 1
         for node in graph.nodes:
@@ -135,11 +134,6 @@ class GraphPass:
     def _target(self, function: Function) -> "_Traced":
         self._traced.append(_Traced(function))
         return self._traced[-1]
-
-
-def together(match: Match, written: Torch, function: Function) -> Function:
-    """Return the function of several calls that one op computes, whose alternative is what was written."""
-    return function.of(Form(match.op, (match.op,), match.lower, written, match.autocast))
 
 
 class _Traced:
