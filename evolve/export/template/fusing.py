@@ -8,7 +8,6 @@ from torch import fx
 from torch.fx import Node
 
 from evolve.export.template.forms import Form
-from evolve.export.template.functions import Function
 from evolve.export.template.patterns import Match, Pattern
 
 CHANGING = (operator.setitem, operator.iadd, operator.imul, operator.isub, operator.itruediv, operator.ipow)
@@ -68,9 +67,9 @@ def replace(graph: fx.Graph, match: Match, target: Callable[..., Any], replaced:
         graph.erase_node(node)
 
 
-def together(match: Match, written: fx.Graph, function: Function) -> Function:
-    """Return the function of what matches, whose alternative is what was written."""
-    return function.of(Form(match.op, (match.op,), match.lower, fx.GraphModule({}, written), match.autocast))
+def form_of(match: Match, written: fx.Graph) -> Form:
+    """Return the form of what matches, whose alternative is what was written."""
+    return Form(match.op, (match.op,), match.lower, fx.GraphModule({}, written), match.autocast)
 
 
 def _can_be_one(match: Match, order: Mapping[Node, int]) -> bool:

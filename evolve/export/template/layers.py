@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from evolve.export.template.functions import Function
-from evolve.export.template.fusing import found_in, together
+from evolve.export.template.fusing import form_of, found_in
 from evolve.export.template.patterns import written_out_norm
 
 Arguments = tuple[Any, ...]
@@ -171,7 +171,7 @@ class WrittenOut:
         if {*graph.nodes} != {*match.inside, x, weight, graph.output_node()} or (x.op, weight.op) != GIVEN:
             return None
         function, name, of_weight = (
-            together(match, found[0].written, self._functions["rms_norm"]),
+            self._functions["rms_norm"].of(form_of(match, found[0].written)),
             x.target,
             weight.target,
         )

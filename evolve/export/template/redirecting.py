@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
 from evolve.export.template.functions import ELSEWHERE, Function
-from evolve.export.template.fusing import found_in, replace, together
+from evolve.export.template.fusing import form_of, found_in, replace
 from evolve.export.template.patterns import PATTERNS, Pattern
 
 Torch = Callable[..., Any]
@@ -120,7 +120,7 @@ class GraphPass:
         replaced: dict[fx.Node, fx.Node] = {}
         for match, written, place in found_in(graph, self._of_package, patterns):
             self._redirect(written, patterns[place + 1 :], Counter())
-            function = together(match, written, self._of_package[match.op])
+            function = self._of_package[match.op].of(form_of(match, written))
             replace(graph, match, self._target(function), replaced)
             count[function.form.name] += 1
         for node in graph.nodes:
