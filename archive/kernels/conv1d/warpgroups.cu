@@ -295,7 +295,7 @@ convolve(const T* __restrict__ images, const T* __restrict__ kernels, T* __restr
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 const int n = j * 8 + lane % 4 * 2 + e;
-                staged[LAST ? n * PITCH + m : m * PITCH + n] = T(sum[4 * j + 2 * half + e]);
+                staged[LAST ? n * PITCH + m : m * PITCH + n] = T(sum[4 * j + 2 * half + e] + 0.0f);  // converted as it is, the compiler has each product waited for
             }
         }
     }
