@@ -116,16 +116,16 @@ outputs and workspace, `NAME_t*`; an integer as int or long long, a float parame
 number and the sizes of the arguments are checked.
 - C++17, compiled by NVRTC. There without an include: INFINITY, NAN, FLT_MAX, INT_MAX and the like, M_PI, int8_t to \
 uint64_t, the fp16 and bf16 types with their intrinsics, `List`. <math.h>, <stdint.h>, <float.h>, <cuda_fp16.h>, \
-<cuda_bf16.h>, <mma.h> may be included. Avoid cooperative_groups, cuda/std and cub (seconds to compile); there is no \
-C++ standard library (no std::), and no header of your own.
+<cuda_bf16.h>, <mma.h> may be included. Avoid cooperative_groups, cuda/std and cub (seconds to compile). No std::, no \
+header of your own.
 - Dynamic shared memory is `extern __shared__ T name[];`, static is at most 48 KB.
 - Blocks of a cooperative launch meet at a counter in workspace with zero = true: after __syncthreads(), thread 0 does \
 __threadfence(), atomicAdd, waits until all blocks have been counted, __threadfence() again, then __syncthreads(). In \
 other launches a block may wait for none but lower tickets, which blocks draw by atomicAdd. What a block writes for \
 others needs __threadfence() before the count or flag that tells them, and no __ldg in the same launch.
-- Tensors are contiguous and row-major, and like workspace they begin at a multiple of 16 bytes, so a 16-byte \
-access (float4, uint4, or a struct alignas(16)) inside a row needs `cols * itemsize(x) % 16 == 0`. Index with long \
-long where a tensor may exceed 2^31 elements.
+- Tensors are contiguous and row-major, and like workspace begin at a multiple of 16 bytes, so a 16-byte \
+access (float4, uint4, or a struct alignas(16)) inside a row needs `cols * itemsize(x) % 16 == 0`; a struct may still \
+be stored in parts, a uint4 by __stcs is not. Index with long long where a tensor may exceed 2^31 elements.
 
 # What is checked
 - Every output element must be written in every call: outputs arrive filled with garbage, and so does workspace \
