@@ -282,6 +282,18 @@ def test_a_read_only_load_of_a_zeroed_buffer_before_it_is_written_causes_a_warni
     assert "read-only load" in cubin.log
 
 
+def test_what_an_earlier_launch_may_have_stored_by_a_tensor_map_may_be_read_with_a_warning() -> None:
+    plain = bound("const int i = blockIdx.x * 128 + threadIdx.x; parts[i] = __ldg(&parts[i]) + x[i];").kernel.text
+    stores = (
+        '[tensor_maps]\nparts_map = { tensor = "parts", shape = [64], box = [64] }\n\n[[launch]]\nentry = "store"\n'
+        'grid = [1]\nblock = [32]\nargs = ["parts_map"]\n\n[[launch]]'
+    )
+    after = plain.replace("[[launch]]", stores, 1)
+    entry = 'extern "C" __global__ void store(const __grid_constant__ CUtensorMap parts_map) {}\n'
+    assert "read-only load" in rejected(bind(parse(plain), POINT)).log
+    assert "read-only load" in compiled(bind(parse(after + entry), POINT)).log
+
+
 def test_the_emulated_device_repeats_the_warnings() -> None:
     device = EmulatedDevice(also_compile=partial(compile_cubin, arch="sm_90a"))
     assert "read-only load" in device.compile(bound("sums[threadIdx.x] = __ldg(&sums[threadIdx.x]) + x[n];")).log

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
-from archive.binding import Bound, BoundLaunch, Pointer, Pointers
+from archive.binding import Bound, BoundLaunch, BoundMap, Pointer, Pointers
 from archive.records import Outcome, content_id
 from evolve.devices.cuda.ptx import Entry, Instruction, Parameter, Read, Register, entries
 from evolve.devices.device import RejectedError
@@ -54,7 +54,7 @@ def check(bound: Bound, ptx: str) -> tuple[str, ...]:
 def use(bound: Bound) -> str:
     """Return all that `check` depends on besides the PTX, so that its result can be kept for equal uses."""
     launches = [
-        (one.entry, [_names(value) if isinstance(value, Pointer | Pointers) else "" for value in one.args],
+        (one.entry, [_names(value) if isinstance(value, Pointer | Pointers | BoundMap) else "" for value in one.args],
          one.cooperative, prod(one.grid) > 1, prod(one.block) <= WARP)
         for one in bound.launches
     ]  # fmt: skip
@@ -387,9 +387,11 @@ def _operator(instruction: Instruction) -> str:
 
 
 def _passed(launch: BoundLaunch) -> tuple[str, ...]:
-    pointers = (value for value in launch.args if isinstance(value, Pointer | Pointers))
+    pointers = (value for value in launch.args if isinstance(value, Pointer | Pointers | BoundMap))
     return tuple(name for value in pointers for name in _names(value))
 
 
-def _names(value: Pointer | Pointers) -> tuple[str, ...]:
+def _names(value: Pointer | Pointers | BoundMap) -> tuple[str, ...]:
+    if isinstance(value, BoundMap):
+        return (value.tensor,)
     return (value.name,) if isinstance(value, Pointer) else value.names
