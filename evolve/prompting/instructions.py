@@ -181,17 +181,21 @@ __device__ void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2
     ),
     InstructionFamily(
         "wgmma", 90, PRODUCT,
-        "four warps multiply tiles in shared memory: A [64, k] by B [n, k] (both with k contiguous), n a multiple of 8 "
-        "up to 256 with n / 2 sums a thread. Here n = 8, a row is 64 bf16 values (128 bytes), tiles begin at multiples "
-        "of 1024 bytes, and the 16-byte piece p of row r lies at byte 128 * r + 16 * (p ^ r % 8). Warp w, lane l hold "
-        "rows 16 * w + l / 4 (d[0], d[1]) and 8 further (d[2], d[3]), columns 2 * (l % 4) and the next. If B is [k, n] "
-        "with n contiguous, the last 0 is a 1: a line then holds 64 columns of one k, 64 k follow each other, blocks "
-        "of 64 columns lie 8192 bytes apart (512 << 16 in place of 1 << 16), and 16 of k are 2048 bytes. Blocks that "
-        "fetch tiles of 128 x 64 and 64 x 256 by cp.async, two steps ahead, reach 74 % of cuBLAS at 4096 cubed and "
-        "read 6.6 TB/s from the L2. For float32, scale each row of A and column of B by a power of two to a largest "
-        "value near 2^15, split both into a high half and a low one times 2^11, and add high * high and 2^-11 * "
-        "(high * low + low * high) to float32 sums after every 64 terms, as sums in tensor cores lose bits: 2.7 times "
-        "PyTorch's speed.",
+        "four warps multiply tiles in shared memory: A [64, k] by B [n, k] (both with k contiguous), n a multiple of "
+        "8 up to 256 with n / 2 sums a thread. Here n = 8, a row is 64 bf16 values (128 bytes), tiles begin at "
+        "multiples of 1024 bytes, and the 16-byte piece p of row r lies at byte 128 * r + 16 * (p ^ r % 8). Warp w, "
+        "lane l hold rows 16 * w + l / 4 (d[0], d[1]) and 8 further (d[2], d[3]), columns 2 * (l % 4) and the next. "
+        "If B is [k, n] with n contiguous, the last 0 is a 1: a line then holds 64 columns of one k, 64 k follow "
+        "each other, blocks of 64 columns lie 8192 bytes apart (512 << 16 in place of 1 << 16), and 16 of k are 2048 "
+        "bytes. A may lie in registers: {%4, %5, %6, %7}, pairs as in mma.sync, in place of its descriptor, and one "
+        "0 less at the end; sums packed in pairs are such a factor of the next product. What is computed between a "
+        "product and its wait runs beside it only where a branch or loop on the result stands before "
+        "wgmma.wait_group, as the compiler moves waits up, and only if the product's own registers are not touched. "
+        "Blocks that fetch tiles of 128 x 64 and 64 x 256 by cp.async, two steps ahead, reach 74 % of cuBLAS at 4096 "
+        "cubed and read 6.6 TB/s from the L2. For float32, scale each row of A and column of B by a power of two to "
+        "a largest value near 2^15, split both into a high half and a low one times 2^11, and add high * high and "
+        "2^-11 * (high * low + low * high) to float32 sums after every 64 terms, as sums in tensor cores lose bits: "
+        "2.7 times PyTorch's speed.",
         """\
 __device__ unsigned long long tile_at(const void* tile) {
     return 1ull << 62 | 64ull << 32 | 1ull << 16 | (at(tile) & 0x3ffff) >> 4;
