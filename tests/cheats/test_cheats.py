@@ -22,7 +22,7 @@ from evolve.engines.local import LocalEngine
 CHEATS, HONEST, GAINS = files("kernels"), files("honest"), files("gains")
 UNREADABLE = [file for file in CHEATS if file.kernel is None]
 # A kernel that hangs runs into its deadline; other emulated runs take far less time unless the machine is busy.
-EMULATED_SECONDS = {"compile": 40.0, "run": 12.0, "check": 60.0, "baseline": 60.0, "time": 60.0}
+EMULATED_SECONDS = {"compile": 25.0, "run": 12.0, "check": 60.0, "baseline": 60.0, "time": 60.0}
 SECRET = "root:"  # the start of /etc/passwd, which some of the kernels ask the compiler to read
 # These are recognised by what NVRTC makes of them; the emulated device has NVRTC only beside CuPy.
 NEEDS_NVRTC = pytest.mark.skipif(find_spec("cupy") is None, reason="CuPy is not installed")
