@@ -134,7 +134,7 @@ def far_below(name: str) -> Mapping[str, Arrange]:
 
 
 def keys_opposed(queries: str, keys: str) -> Mapping[str, Arrange]:
-    """Return an arrangement in which all keys of a head are alike and opposed to its queries.
+    """Return an arrangement in which all keys of a head are equal and have the opposite sign of its queries.
 
     All scores are far below zero. For each query they are equal, and sums of integers, so that no rounding decides.
     """

@@ -185,7 +185,7 @@ def floor_us(device: Device, op: Op, workload: Workload) -> float | None:
 
 
 def physical_us(device: Device, op: Op, workload: Workload) -> float:
-    """Return a lower bound of any kernel's time: it reads its inputs, and writes what outputs do not fit into the L2.
+    """Return a lower bound of any kernel's time: to read the inputs, and to write the outputs that exceed the L2.
 
     Matrix products count as in the speed of light, other arithmetic at the rate of the fastest unit.
     """

@@ -198,7 +198,7 @@ def _document(page: Page, status: int = 200) -> Response:
 
 
 async def changes(pages: Pages, ending: Callable[[], bool] = lambda: False) -> AsyncGenerator[str]:
-    """Yield an event whenever the archive has changed, and a comment now and then, so that a dead reader is noticed."""
+    """Yield an event whenever the archive has changed, and a comment now and then to notice a lost reader."""
     last, told, quiet = stamp(pages.archive), time.monotonic(), 0.0
     yield "retry: 2000\n\n"
     while not ending():

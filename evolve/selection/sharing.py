@@ -10,14 +10,14 @@ from archive.records import Evaluation
 from evolve.request import Request
 from evolve.selection.view import OpView
 
-LOOK_SECONDS = 0.25  # between two looks at the claims of others
+LOOK_SECONDS = 0.25  # interval at which the claims of others are read
 WAITING, OTHERS = "claims", "another process is evaluating the kernels that are left"  # key and reason of a wait
 
 
 class Share:
     """A run's share of the work on an archive. Without claims, the run does everything itself.
 
-    `heard` is told a key and the reason when the run waits for others, and an empty text afterwards.
+    `heard` is called with a key and the reason when the run waits for others, and with an empty reason afterwards.
     """
 
     def __init__(self, claims: Claims | None = None, heard: Callable[[str, str], None] | None = None) -> None:

@@ -174,7 +174,7 @@ ops = (
         valid=is_many,
         by_rows=False,
         draw=draw_statistics,
-        values=VARIED,  # no "shifted_columns": the norm leaves only rounding of gradients far from zero
+        values=VARIED,  # no "shifted_columns": of gradients far from zero, normalizing leaves only rounding errors
         flops=lambda dims: 14 * dims["channels"] * per_channel(dims),
         # The default factor suffices: the reference sums in float32 and rounds once. The mean counts as exact, because
         # its error would be in all terms of grad_weight and would excuse errors in half of the bits.
