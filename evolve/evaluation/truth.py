@@ -93,7 +93,7 @@ class Truth:
         return row_groups(self.op, self.op.outputs[index], self.workload, self.values, self.seed)
 
     def not_finite(self, index: int, group: RowGroup, rows: Rows) -> NotFinite | None:
-        """Return what decides about NaN and infinities where inputs are not finite; None if all inputs are finite."""
+        """Return the rule for NaN and infinities in the results if inputs are not finite; None if all are finite."""
         if not group.not_finite:
             return None
         return NotFinite(

@@ -54,7 +54,7 @@ def written(form: str, name: str, files: Files) -> Files:
 
 
 def mark(form: str, name: str) -> str:
-    """Return a file that tells an earlier export of this format from other contents of a folder."""
+    """Return the file by which an earlier export of this format is recognized in a folder."""
     marks = {FOLDER: f"{name}/manifest.json", HUB: f"{VARIANT}/manifest.json"}
     return marks.get(form, f"{name}-{VERSION}-py3-none-any.whl")
 

@@ -2,9 +2,6 @@
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -132,25 +129,6 @@ def test_threads_that_read_and_write_one_entry_see_it_whole() -> None:
     with ThreadPoolExecutor(8) as pool:
         assert set(pool.map(work, range(60))) == {b"cubin of text"}
     assert not list(cached.cache_folder().glob("*.part"))
-
-
-PROCESS = """
-import sys
-from evolve.export.template.cubins import compiled
-print(len(compiled(open(sys.argv[1]).read(), "sm_90a")))
-"""
-
-
-@pytest.mark.exhaustive
-def test_sixteen_processes_compile_at_once(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text(TEXT)
-    environment = {**os.environ, cached.VARIABLE: str(tmp_path / "cache")}
-    command = [sys.executable, "-c", PROCESS, str(tmp_path / "text")]
-    running = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(16)]
-    assert len({process.communicate()[0] for process in running}) == 1
-    assert all(process.returncode == 0 for process in running)
-    (entry,) = (tmp_path / "cache").iterdir()
-    assert entry.suffix == ".cubin"
 
 
 WITH_CUBINS = Packing(cubins=True)

@@ -113,7 +113,7 @@ def test_many_random_calls_agree_with_pytorch_in_place_of_kernels(
     backward = [one for op in ops for one in catalog.load(op).backward]
     known = primitives(dict.fromkeys([*ops, *backward]), tmp_path, EmulatedMachine(by_reference=True))
     called = Function(FORMS.get(name) or own(known[name].op, known[name]), known)
-    setting = Setting(CPU, 100 if request.config.getoption("--exhaustive") else 12, 12)
+    setting = Setting(CPU, 50 if request.config.getoption("--exhaustive") else 12, 12)
     checks.random_calls(called, setting)
     with suppress(LeftOutError):
         checks.gradients(called, setting)

@@ -270,7 +270,7 @@ class Decider:
     def _known_call(
         self, ready: Launchable, workload: Workload, views: Tensors, shapes: Sequence[Shape]
     ) -> Callable[[], object]:
-        """Return what launches a kernel as a call does that was seen before."""
+        """Return a function that launches the kernel in the way of repeated calls."""
         parameters = dict(workload.parameters)
         sources = sources_of(tuple(starmap(Reading, zip(views, shapes, strict=True))), views)
         if sources is None:

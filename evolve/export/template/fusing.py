@@ -68,7 +68,7 @@ def replace(graph: fx.Graph, match: Match, target: Callable[..., Any], replaced:
 
 
 def form_of(match: Match, written: fx.Graph) -> Form:
-    """Return the form of what matches, whose alternative is what was written."""
+    """Return the form of a match; where no kernel wins, the calls run as they were written."""
     return Form(match.op, (match.op,), match.lower, fx.GraphModule({}, written), match.autocast)
 
 

@@ -172,7 +172,7 @@ def _squared(node: Any) -> Any:
 
 
 def _resolved(dtypes: Sequence[Any], x: Any) -> tuple[Any, ...] | None:
-    """Return dtypes of which some are given by the tensor that has it; None if that is another one than the input."""
+    """Return dtypes, OWN where the dtype of `x` is meant; None if the dtype of another tensor is meant."""
     found = [OWN if dtype is x else dtype for dtype in dtypes]
     return tuple(found) if all(dtype == OWN or isinstance(dtype, torch.dtype) for dtype in found) else None
 
