@@ -1,0 +1,254 @@
+/*---
+op = "add_rms_norm_backward"
+note = "for rows of any width: a block takes rows that begin at one place of 16 bytes, so that a thread has the same columns of each; their whole pieces come by cp.async through slots that are each thread's own, become numbers in registers once, and stay there until the sums are known, and the few values before the first and behind the last piece are of one thread each; rows of up to 32 loads of 16 bytes four times over are a warp's, without any barrier, longer ones a block's; a second launch adds up the sums of the blocks in order"
+when = "cols * itemsize(summed) >= 512 and cols * itemsize(summed) <= 32768"
+specialize = ["cols", "threads", "groups", "pieces", "depth", "per_sm", "teams"]
+require = ["depth * stage_bytes * per_sm <= 222 * 1024", "pieces * 16 // itemsize(summed) <= 32", "groups * cols * 4 <= depth * stage_bytes or groups == 1"]
+
+[knobs]
+BLOCK = [256, 320, 384, 512]
+RESIDENT = [512, 256, 768]
+MANY = [1, 2]
+
+[let]
+full = "16 // itemsize(summed)"
+need = "cols // full"
+many = "min(1, (need - 1) // 128)"
+threads = "32 + many * (min(512, 32 * ceil_div(need, 32 * MANY * 16 // full)) - 32)"
+groups = "many + (1 - many) * (BLOCK // 32)"
+pieces = "ceil_div(need, threads)"
+per_sm = "many * max(1, RESIDENT // threads) + 1 - many"
+stage_bytes = "groups * threads * pieces * 48"
+depth = "max(2, min(8, 216 * 1024 // per_sm // stage_bytes))"
+teams = "min(ceil_div(ceil_div(rows, full), groups), max(1, sms * per_sm // full)) * full"
+
+[workspace]
+weight_sums = { shape = ["teams", "cols"], dtype = "float32" }
+
+[[launch]]
+entry = "grad_of_rows"
+grid = ["teams"]
+block = ["threads * groups"]
+shared = "depth * stage_bytes"
+args = ["grad_out", "grad_summed", "summed", "weight", "grad_x", "weight_sums", "rows", "eps"]
+
+[[launch]]
+entry = "sum_teams"
+grid = ["ceil_div(cols, 32)"]
+block = [32, 32]
+args = ["weight_sums", "grad_weight"]
+---*/
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+constexpr int WARPS = threads / 32, BLOCK_THREADS = threads * groups, VEC = 16 / sizeof(summed_t), INPUTS = 3;
+constexpr bool KEPT = pieces * VEC <= 16 || WARPS == 1;  // otherwise registers would not suffice
+extern __shared__ uint4 memory[];  // each thread reads only the slots that it fills
+
+// Neighbouring values that one access moves.
+template <class T> struct alignas(sizeof(T) * VEC < 16 ? sizeof(T) * VEC : 16) Pack { T at[VEC]; };
+
+__device__ __forceinline__ int place(int i) { return (i * threads + threadIdx.x % threads) * VEC; }
+
+__device__ __forceinline__ void copy16(void* to, const void* from) {
+    const unsigned at = (unsigned)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void put(float* to, float a, float b) { to[0] = a, to[1] = b; }
+__device__ __forceinline__ void put(__half* to, float a, float b) {
+    *reinterpret_cast<__half2*>(to) = __floats2half2_rn(a, b);
+}
+__device__ __forceinline__ void put(__nv_bfloat16* to, float a, float b) {
+    *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(a, b);
+}
+
+// Two sums over the threads of a row, in each of them; `turn` alternates, so that one barrier suffices.
+__device__ __forceinline__ float2 sum_of_row(float2 of, int turn) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        of.x += __shfl_xor_sync(0xffffffffu, of.x, step);
+        of.y += __shfl_xor_sync(0xffffffffu, of.y, step);
+    }
+    if constexpr (WARPS > 1) {
+        __shared__ float2 sums[2][WARPS];
+        const int lane = threadIdx.x % 32;
+        if (lane == 0) sums[turn][threadIdx.x / 32] = of;
+        __syncthreads();
+        of = lane < WARPS ? sums[turn][lane] : make_float2(0.0f, 0.0f);
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) {
+            of.x += __shfl_xor_sync(0xffffffffu, of.x, step);
+            of.y += __shfl_xor_sync(0xffffffffu, of.y, step);
+        }
+    }
+    return of;
+}
+
+// The sums of the groups of a block.
+__device__ __forceinline__ void store_sums(float* to, const float (&sum)[pieces][VEC], int head, int whole, int single, float of_single) {
+    float* const all = reinterpret_cast<float*>(memory);
+#pragma unroll
+    for (int i = 0; i < pieces; ++i) {
+        if (place(i) >= whole) continue;
+#pragma unroll
+        for (int e = 0; e < VEC; ++e) {
+            if constexpr (groups == 1) to[head + place(i) + e] = sum[i][e];
+            else all[threadIdx.x / threads * cols + head + place(i) + e] = sum[i][e];
+        }
+    }
+    if (single >= 0) {
+        if constexpr (groups == 1) to[single] = of_single;
+        else all[threadIdx.x / threads * cols + single] = of_single;
+    }
+    if constexpr (groups > 1) {
+        __syncthreads();
+        for (int col = threadIdx.x; col < cols; col += BLOCK_THREADS) {
+            float total = 0.0f;
+#pragma unroll
+            for (int group = 0; group < groups; ++group) total += all[group * cols + col];
+            to[col] = total;
+        }
+        __syncthreads();
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, per_sm)
+grad_of_rows(const summed_t* __restrict__ grad_out, const summed_t* __restrict__ grad_summed, const summed_t* __restrict__ summed,
+             const weight_t* __restrict__ weight,
+             summed_t* __restrict__ grad_x, float* __restrict__ weight_sums, long long rows, float eps) {
+    const int group = threadIdx.x / threads, own = threadIdx.x % threads, kind = blockIdx.x % VEC;
+    // Rows that are VEC apart begin at the same place of 16 bytes.
+    const auto row_of = [&](int step) { return (((long long)step * (teams / VEC) + blockIdx.x / VEC) * groups + group) * VEC + kind; };
+    const int steps = int((rows + (long long)teams * groups - 1) / ((long long)teams * groups));
+    const int head = (VEC - kind * (cols % VEC) % VEC) % VEC, whole = (cols - head) / VEC * VEC, tail = cols - head - whole;
+    const int single = own < head ? own : own >= VEC && own < VEC + tail ? cols - tail + own - VEC : -1;  // a column in no piece
+    const float gain_of_single = single >= 0 ? float(weight[single]) : 0.0f;
+    float next_grad = 0.0f, next_value = 0.0f, next_other = 0.0f;
+    const auto request_single = [&](int step) {
+        const long long at = row_of(step) * cols + single;
+        if (single < 0 || row_of(step) >= rows) return;
+        next_grad = float(grad_out[at]), next_value = float(summed[at]);
+        next_other = float(grad_summed[at]);
+    };
+    const auto slots = [&](int step, int input) {
+        return memory + ((step % depth * INPUTS + input) * pieces) * BLOCK_THREADS + threadIdx.x;
+    };
+    const auto request = [&](int step) {
+        const long long row = row_of(step);
+        if (step < steps && row < rows) {
+#pragma unroll
+            for (int i = 0; i < pieces; ++i) {
+                if (place(i) >= whole) continue;
+                copy16(slots(step, 0) + i * BLOCK_THREADS, grad_out + row * cols + head + place(i));
+                copy16(slots(step, 1) + i * BLOCK_THREADS, summed + row * cols + head + place(i));
+                copy16(slots(step, 2) + i * BLOCK_THREADS, grad_summed + row * cols + head + place(i));
+            }
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    };
+#pragma unroll 1
+    for (int step = 0; step < depth - 1; ++step) request(step);
+    Pack<weight_t> gain[pieces];
+#pragma unroll
+    for (int i = 0; i < pieces; ++i) {
+#pragma unroll
+        for (int e = 0; e < VEC; ++e) gain[i].at[e] = place(i) < whole ? weight[head + place(i) + e] : weight_t(0.0f);
+    }
+    request_single(0);
+    float along_of_single = 0.0f;
+    float along_sum[pieces][VEC] = {};
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+        const long long row = row_of(step);
+        asm volatile("cp.async.wait_group %0;" ::"n"(depth - 2) : "memory");
+        request(step + depth - 1);
+        const float grad_of_single = next_grad, value_of_single = next_value, beside_single = next_other;
+        request_single(step + 1);
+        const uint4* const grads = slots(step, 0);
+        const uint4* const values = slots(step, 1);
+        float2 sum = make_float2(0.0f, 0.0f);  // of the squares, and of the weighted gradients times the values
+        float first[KEPT ? pieces : 1][VEC], second[KEPT ? pieces : 1][VEC];  // gradients and values
+        const auto read = [&](int i, float (&of_first)[VEC], float (&of_second)[VEC]) {
+            const uint4 some = grads[i * BLOCK_THREADS], others = values[i * BLOCK_THREADS];
+            const Pack<summed_t> grad = *reinterpret_cast<const Pack<summed_t>*>(&some), value = *reinterpret_cast<const Pack<summed_t>*>(&others);
+#pragma unroll
+            for (int e = 0; e < VEC; ++e) {
+                of_first[e] = float(grad.at[e]);
+                of_second[e] = float(value.at[e]);
+            }
+        };
+        if (row < rows) {
+#pragma unroll
+            for (int i = 0; i < pieces; ++i) {
+                if (place(i) >= whole) continue;
+                float (&of_first)[VEC] = first[KEPT ? i : 0], (&of_second)[VEC] = second[KEPT ? i : 0];
+                read(i, of_first, of_second);
+#pragma unroll
+                for (int e = 0; e < VEC; ++e) {
+                    sum.x = fmaf(of_second[e], of_second[e], sum.x);
+                    sum.y = fmaf(of_first[e] * float(gain[i].at[e]), of_second[e], sum.y);
+                }
+            }
+        }
+        if (single >= 0 && row < rows) {
+            sum.x = fmaf(value_of_single, value_of_single, sum.x);
+            sum.y = fmaf(grad_of_single * gain_of_single, value_of_single, sum.y);
+        }
+        sum = sum_of_row(sum, step % 2);
+        if (row >= rows) continue;
+        const float scale = rsqrtf(sum.x / cols + eps), along = sum.y * (scale / cols);
+        if (single >= 0) {
+            const float normed = value_of_single * scale;
+            along_of_single = fmaf(grad_of_single, normed, along_of_single);
+            grad_x[row * cols + single] = summed_t(scale * fmaf(-normed, along, grad_of_single * gain_of_single) + beside_single);
+        }
+#pragma unroll
+        for (int i = 0; i < pieces; ++i) {
+            if (place(i) >= whole) continue;
+            float (&of_first)[VEC] = first[KEPT ? i : 0], (&of_second)[VEC] = second[KEPT ? i : 0];
+            if constexpr (!KEPT) read(i, of_first, of_second);
+            const uint4 beside = slots(step, 2)[i * BLOCK_THREADS];
+            const Pack<summed_t> more = *reinterpret_cast<const Pack<summed_t>*>(&beside);
+            Pack<summed_t> result;
+#pragma unroll
+            for (int e = 0; e < VEC; e += 2) {
+                float both[2];
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const float one = of_first[e + h], other = of_second[e + h];
+                    const float normed = other * scale;
+                    along_sum[i][e + h] = fmaf(one, normed, along_sum[i][e + h]);
+                    both[h] = scale * fmaf(-normed, along, one * float(gain[i].at[e + h])) + float(more.at[e + h]);
+                }
+                put(&result.at[e], both[0], both[1]);
+            }
+            __stcs(reinterpret_cast<uint4*>(grad_x + row * cols + head + place(i)), *reinterpret_cast<const uint4*>(&result));
+        }
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    if constexpr (groups > 1) __syncthreads();
+    store_sums(weight_sums + (long long)blockIdx.x * cols, along_sum, head, whole, single, along_of_single);
+}
+
+// A warp's width of columns, 32 threads to each.
+extern "C" __global__ void __launch_bounds__(1024)
+sum_teams(const float* __restrict__ weight_sums, grad_weight_t* __restrict__ grad_weight) {
+    __shared__ float met[32][33];
+    const auto total_of = [&](const float* sums) {
+        const int col = blockIdx.x * 32 + threadIdx.x;
+        float total = 0.0f;
+#pragma unroll 8
+        for (int team = threadIdx.y; team < teams && col < cols; team += 32) total += sums[(long long)team * cols + col];
+        met[threadIdx.y][threadIdx.x] = total;
+        __syncthreads();
+        total = met[threadIdx.x][threadIdx.y];
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(0xffffffffu, total, step);
+        __syncthreads();
+        return total;
+    };
+    const int own = blockIdx.x * 32 + threadIdx.y;
+    const float along = total_of(weight_sums);
+    if (threadIdx.x == 0 && own < cols) grad_weight[own] = grad_weight_t(along);
+}
