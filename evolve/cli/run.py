@@ -159,7 +159,6 @@ def run_setup(
                 proposer = wiring.with_tuner(models, tune=tune)
             session.wait_for_device(engine, run_options.device, output)
             _check_workloads([op for op, _ in loaded], engine.info.kind)
-            session.prepare_baselines(engine, loaded)
             for op, locator in loaded:
                 if catalog.is_path(locator):
                     say(output, _described(op), begin="op        ")
@@ -169,6 +168,7 @@ def run_setup(
             backends = session.Backends(proposer, engine, store, phases, claims)
             with output.status("looking for kernels to start from"):
                 opened = session.opened(setup, loaded, backends, resuming)
+            session.prepare_baselines(engine, loaded, at_once=not opened.seeds)
             again = opened.resume_command()
             return (display.run_search if len(opened.searches) == 1 else display.run_campaign)(opened, output)
     except Stopped:

@@ -241,7 +241,7 @@ def _seeds(ops: Sequence[Op], device: str, *, plain: bool) -> Iterator[Proposal]
                 yield seeds.proposal(kernel, time.time())
 
 
-def prepare_baselines(engine: Engine, loaded: Sequence[tuple[Op, str]]) -> None:
+def prepare_baselines(engine: Engine, loaded: Sequence[tuple[Op, str]], *, at_once: bool) -> None:
     """Let the engine compile baselines ahead that have not been timed on this device, the first ops first."""
     if not isinstance(engine, PreparesBaselines) or COMPILE not in policy_of(engine.info.kind).baselines:
         return
@@ -250,7 +250,7 @@ def prepare_baselines(engine: Engine, loaded: Sequence[tuple[Op, str]]) -> None:
     cache, info = baselines.cache(), engine.info
     for op, locator in loaded:
         if unknown := [one.key for one in op.workloads(info.kind) if not cache.find(op, one, info)]:
-            engine.prepare(locator, unknown)
+            engine.prepare(locator, unknown, at_once=at_once)
 
 
 def look_for_seeds(ops: Sequence[Op]) -> None:

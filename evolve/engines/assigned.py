@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from archive.records import DeviceInfo, Outcome, Traits
+from archive.records import DeviceInfo, Evaluation, Outcome, Traits
 from evolve.engines.engine import Job
 from evolve.engines.lacking import Place
 from evolve.engines.messages import WAITING, Assignment, Channel, Message, Role
+from evolve.errors import UserError
 from evolve.evaluation.requests import Answer, Request
 
 START_SECONDS, EXIT_SECONDS = 300.0, 20.0
@@ -32,6 +33,7 @@ class JobState:
     fault: str = ""  # a failure that an earlier kernel may have caused by writing to the worker's memory
     traits: Traits | None = None  # set once the kernel has been compiled
     contends: bool = False  # a setting of knobs that is to be evaluated in full
+    shared: bool = False  # compilers that have nothing else to do help to compile it
 
     @property
     def at_a_glance(self) -> bool:
@@ -43,7 +45,7 @@ class JobState:
         """Name under which the job's phases are reported."""
         return self.job.kernel.id
 
-    def message(self, device: DeviceInfo) -> Message:
+    def message(self, device: DeviceInfo) -> Assignment:
         job = self.job
         return Assignment(job.kernel.text, job.op, job.bars, job.confirm, self.shapes_seed, device, self.at_a_glance)
 
@@ -52,7 +54,7 @@ class JobState:
 class SideJob:
     """A request to an evaluator other than a job, and its answer. It is tried only once."""
 
-    request: Request
+    request: Request | Assignment  # the assignment of a compiler that helps another one
     subject: str
     place: Place | None = None  # where baselines are timed for kernels that wait for them
     answer: Answer | None = None
@@ -60,6 +62,15 @@ class SideJob:
 
     def message(self, _device: DeviceInfo) -> Message:
         return self.request
+
+
+def verdict_on(state: JobState, device: DeviceInfo, outcome: Outcome, log: str) -> Evaluation:
+    """Return the verdict that the engine gives on a job itself."""
+    seconds = round(time.monotonic() - state.started, 3)
+    kernel = state.job.kernel
+    return Evaluation(
+        kernel.id, kernel.op, device, outcome, log, seconds=seconds, created=time.time() - seconds, traits=state.traits
+    )
 
 
 class Worker:
@@ -199,3 +210,15 @@ def describe_exit(status: int) -> str:
 
 def killed_from_outside(status: int) -> bool:
     return -status in KILLED_FROM_OUTSIDE
+
+
+def not_started(kind: str, why: str) -> UserError:
+    return UserError(f"the {kind} device did not start: {why}", "run `evolve doctor` to check this machine")
+
+
+def check_of_one_kind(infos: Mapping[str, DeviceInfo]) -> None:
+    """Raise UserError if cards are of different kinds: ranking is per device."""
+    kinds = {info.key: f"GPU {card} is {info.name}" for card, info in infos.items()}
+    if len(kinds) > 1:
+        message = f"{' and '.join(sorted(kinds.values()))}: their times cannot be compared"
+        raise UserError(message, "name GPUs of one kind with --gpus, and start a run for each kind")

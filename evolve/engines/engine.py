@@ -61,8 +61,11 @@ class TimesPyTorch(Protocol):
 class PreparesBaselines(Protocol):
     """An engine that can compile PyTorch's baselines ahead, so that the verdicts that need them come sooner."""
 
-    def prepare(self, op: str, workloads: Collection[str]) -> None:
-        """Begin to compile the baselines at these workloads, if there are processes for that. Returns at once."""
+    def prepare(self, op: str, workloads: Collection[str], *, at_once: bool = True) -> None:
+        """Begin to compile the baselines at these workloads, if there are processes for that. Returns at once.
+
+        Unless `at_once`, begin after the first verdict: there are kernels to judge.
+        """
 
 
 class TakesPauses(Engine, Protocol):

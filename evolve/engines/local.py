@@ -4,6 +4,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Outcome, Profile
@@ -17,8 +18,11 @@ from evolve.engines.assigned import (
     after_exit,
     after_failure,
     after_timeout,
+    check_of_one_kind,
     describe_exit,
     killed_from_outside,
+    not_started,
+    verdict_on,
 )
 from evolve.engines.engine import Job
 from evolve.engines.lacking import LackingBaselines, beside_eager
@@ -40,6 +44,7 @@ MOST_COMPILED_AHEAD = 8  # compiled kernels waiting for an evaluator
 JOBS_PER_WORKER, START_ATTEMPTS = 200, 3
 DONE = ""  # the phase of a kernel that is being worked on no more
 MOST_FAILED_PROFILES = 3  # in a row; after that, no more are tried
+HELPERS = 4  # compilers that help another one
 COMPILER_BYTES = 8 * 2**30
 
 
@@ -78,7 +83,7 @@ class LocalEngine:
         self._ended = True  # whether there are no more jobs to take
         self._new, self._compiled = deque[JobState](), deque[JobState]()
         memory = dict.fromkeys(Role, policy.worker_bytes) | {Role.COMPILER: COMPILER_BYTES}
-        self._workers_per_card = workers
+        self._workers_per_card, self._judged = workers, not policy.times_are_gpu_times  # whether there is a verdict
         roles = [(Role.EVALUATOR, card) for card in self._cards] + [(Role.COMPILER, "")] * compilers
         self._pool = WorkerPool(device_kind, roles, memory)
 
@@ -100,6 +105,7 @@ class LocalEngine:
         while True:
             try:
                 self._assign_jobs(info)  # workers stay busy while the caller handles the verdicts
+                self._share_compilation(info)
             finally:
                 yield from verdicts
             if not self._busy:
@@ -134,10 +140,11 @@ class LocalEngine:
         done = self._run(SideJob(request, request.op), "baseline")
         return done.answer if isinstance(done.answer, TimingResult) else TimingResult(None, done.fault, tainted=True)
 
-    def prepare(self, op: str, workloads: Collection[str]) -> None:
+    def prepare(self, op: str, workloads: Collection[str], *, at_once: bool = True) -> None:
         if self._preparers:
             self._lacking.compile_later(op, workloads)
-            self._assign_preparations(self.info)
+            if at_once:
+                self._assign_preparations(self.info)
 
     def close(self) -> None:
         self._pool.close()
@@ -181,7 +188,6 @@ class LocalEngine:
 
     def _assign_jobs(self, info: DeviceInfo) -> None:
         """Give every idle worker the next job of its stage, evaluators first."""
-        self._assign_preparations(info)
         for worker in list(self._pool.workers):
             if not worker.idle or worker.role is Role.PREPARER:
                 continue
@@ -205,9 +211,27 @@ class LocalEngine:
             state = queue.popleft()
             worker.give(state, info)
             self._watch(state.job.kernel.id, worker.phase)
+        self._assign_preparations(info)
+
+    def _share_compilation(self, info: DeviceInfo) -> None:
+        """Let compilers that have nothing else to do help with kernels that others have begun to compile."""
+        compilers = [worker for worker in self._pool.workers if worker.role is Role.COMPILER and not self._new]
+        idle = [worker for worker in compilers if worker.idle]
+        for state in [worker.current for worker in compilers]:
+            if idle and isinstance(state, JobState) and not state.shared:
+                state.shared = True
+                request = replace(state.message(info), helps=True)
+                for helper in idle[:HELPERS]:
+                    helper.give(SideJob(request, state.subject), info)
+                idle = idle[HELPERS:]
 
     def _assign_preparations(self, info: DeviceInfo) -> None:
-        """Keep as many preparers as there is work for: each holds some of the device's memory."""
+        """Keep as many preparers as there is work for: each holds some of the device's memory.
+
+        They would delay the first verdict, if a kernel waits for it.
+        """
+        if not self._judged and any(isinstance(worker.current, JobState) for worker in self._pool.workers):
+            return
         running = [worker for worker in self._pool.workers if worker.role is Role.PREPARER]
         for worker in running:
             if worker.idle and (request := self._lacking.take_compilation()):
@@ -267,6 +291,8 @@ class LocalEngine:
                 if self._preparers:
                     self._lacking.compile_next(state.job.op, workloads)
             case Done(tainted=tainted):
+                self._judged = True
+                self._start_others(worker.card)
                 self._release(worker, tainted=tainted)
                 yield from self._handle_evaluated(message, state.job.op, worker.card)
 
@@ -295,22 +321,23 @@ class LocalEngine:
         return worker.role is Role.EVALUATOR and worker.card == self._cards[0]
 
     def _measured(self, card: str, device: DeviceInfo) -> None:
-        """Start the card's other evaluators. Raises UserError if it is of another kind: ranking is per device."""
         self._infos[card] = device
-        for other, info in self._infos.items():
-            if info.key != device.key:
-                first, second = sorted((f"GPU {other} is {info.name}", f"GPU {card} is {device.name}"))
-                message = f"{first} and {second}: their times cannot be compared"
-                raise UserError(message, "name GPUs of one kind with --gpus, and start a run for each kind")
-        for _ in range(self._workers_per_card - 1):
-            self._pool.add(Role.EVALUATOR, device, card)
+        check_of_one_kind(self._infos)
+        if self._judged:
+            self._start_others(card)
+
+    def _start_others(self, card: str) -> None:
+        """Start the card's other evaluators; where that would delay the first verdict, it is done after it."""
+        here = [worker for worker in self._pool.workers if worker.role is Role.EVALUATOR and worker.card == card]
+        for _ in range(self._workers_per_card - len(here)):
+            self._pool.add(Role.EVALUATOR, self._infos[card], card)
 
     def _handle_compiled(self, state: JobState) -> Iterator[Evaluation]:
         job, traits, log = state.job, state.traits, ""
         if job.duplicates and traits and not job.confirm:
             log = job.duplicates.by_code(job.kernel.id, traits.code)
         if log:
-            yield self._verdict(state, Outcome.DUPLICATE, log)
+            yield verdict_on(state, self.info, Outcome.DUPLICATE, log)
             return
         self._watch(state.job.kernel.id, WAITING)
         self._compiled.append(state)
@@ -340,10 +367,7 @@ class LocalEngine:
         current, stderr, ending = worker.current, worker.stderr_tail(), describe_exit(status)
         self._failed_starts += not worker.ready
         if not worker.ready and not (killed_from_outside(status) and self._failed_starts < START_ATTEMPTS):
-            raise UserError(
-                f"the {self._kind} device did not start: its worker ended {ending}{stderr}",
-                "run `evolve doctor` to check this machine",
-            )
+            raise not_started(self._kind, f"its worker ended {ending}{stderr}")
         fault = f"the worker was ended {ending} in {worker.phase}{stderr}"
         verdicts: Iterable[Evaluation] = ()
         if isinstance(current, JobState):
@@ -360,8 +384,7 @@ class LocalEngine:
             yield from self._end_preparer(worker)
             return
         if not worker.ready:
-            message = f"the {self._kind} device did not start: {fault}{worker.stderr_tail()}"
-            raise UserError(message, "run `evolve doctor` to check this machine")
+            raise not_started(self._kind, f"{fault}{worker.stderr_tail()}")
         self._replace(worker)
         if isinstance(current, SideJob):
             yield from self._end_side_job(current, None, fault)
@@ -380,22 +403,9 @@ class LocalEngine:
     def _resolve(self, state: JobState, failure: Failure | None) -> Iterator[Evaluation]:
         """Yield the failure as a verdict; without one, retry the job."""
         if failure:
-            yield self._verdict(state, failure.outcome, failure.log)
+            yield verdict_on(state, self.info, failure.outcome, failure.log)
         else:
             self._new.appendleft(state)
 
     def _replace(self, worker: Worker) -> None:
         self._pool.replace(worker, self._infos.get(worker.card))
-
-    def _verdict(self, state: JobState, outcome: Outcome, log: str) -> Evaluation:
-        seconds = round(time.monotonic() - state.started, 3)
-        return Evaluation(
-            kernel_id=state.job.kernel.id,
-            op=state.job.kernel.op,
-            device=self.info,
-            outcome=outcome,
-            log=log,
-            seconds=seconds,
-            created=time.time() - seconds,
-            traits=state.traits,
-        )

@@ -9,6 +9,7 @@ import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -18,10 +19,11 @@ import torch
 from archive import kernel as genome
 from archive.binding import Bound
 from archive.kernel import Kernel
-from archive.records import DeviceInfo, Evaluation, Outcome
+from archive.plan import PlanError
+from archive.records import DeviceInfo, Evaluation, Outcome, content_id
 from evolve.devices import choose
 from evolve.devices.choose import policy_of
-from evolve.devices.device import CompileResult, Device
+from evolve.devices.device import CompileResult, Device, RejectedError
 from evolve.devices.device_errors import gpu_fault, out_of_memory
 from evolve.devices.turns import FOLDER, Turns, folder_of_card
 from evolve.engines import sandbox
@@ -46,7 +48,7 @@ from evolve.errors import UserError
 from evolve.evaluation import baselines
 from evolve.evaluation.baselines import compile_ahead
 from evolve.evaluation.buffers import bytes_held
-from evolve.evaluation.compiling import precompile
+from evolve.evaluation.compiling import compiled, compiled_as_declared, precompile
 from evolve.evaluation.evaluate import Evaluator, evaluate, glance
 from evolve.evaluation.requests import (
     PreparationRequest,
@@ -70,6 +72,7 @@ WAITS_FOR_OTHERS = (60.0, 120.0)  # more, while other processes hold most of it
 Send = Callable[[Message], None]
 V = TypeVar("V")  # a verdict, or None
 Request = Assignment | ProfileRequest | TimingRequest | PreparationRequest
+SHARED_COMPILATION, TICK = 10.0, 0.003  # seconds to wait for another worker that compiles, and between two looks
 NICE = 10  # of a process that compiles ahead, so that it does not slow those that take times
 
 
@@ -101,27 +104,82 @@ def serve(device_kind: str, fork: Fork, channel: socket.socket, project: Path) -
 
 
 def _compile(fork: Fork, requests: Iterator[Request], project: Path, send: Send) -> None:
-    sandbox.enter(Bounds((Path(fork.folder), Path(fork.cubins)), (project,), fork.memory_bytes))
+    cubins = Path(fork.cubins)
+    sandbox.enter(Bounds((Path(fork.folder), cubins), (project,), fork.memory_bytes))
     send(Ready(None))
     for request in requests:
         assert isinstance(request, Assignment)  # noqa: S101 - other requests go to evaluators
         info = request.device
         assert info  # noqa: S101 - an assignment to a compiler names the device to compile for
-        kernel, op = _loaded(request)
-        compile_bound = partial(_compile_one, choose.compiler_for(info, Path(fork.cubins)), send)
-        try:
-            verdict = precompile(
-                kernel, op, info, compile_bound, request.shapes_seed, confirm=request.confirm, setting=request.setting
-            )
-        except MemoryError:
-            verdict = _verdict(kernel, op, info, Outcome.COMPILE_ERROR, "compiling needs too much memory")
+        if request.helps:
+            _help(request, _Shared(cubins, request, choose.compiler_for(info, cubins)), info)
+            send(Prepared())
+            continue
+        verdict = _compiled(request, _Shared(cubins, request, choose.compiler_for(info, cubins)), info, send)
         send(Precompiled(verdict.traits) if verdict.passed else Done(verdict))
 
 
-def _compile_one(compile_bound: Callable[[Bound], CompileResult], send: Send, bound: Bound) -> CompileResult:
-    """Compile for one workload. Each workload has a deadline of its own."""
-    send(Phase("compile"))
-    return compile_bound(bound)
+def _compiled(request: Assignment, shared: "_Shared", info: DeviceInfo, send: Send) -> Evaluation:
+    kernel, op = _loaded(request)
+
+    def compile_bound(bound: Bound) -> CompileResult:
+        send(Phase("compile"))  # each workload has a deadline of its own
+        return shared.compile(bound)
+
+    try:
+        return precompile(
+            kernel, op, info, compile_bound, request.shapes_seed, confirm=request.confirm, setting=request.setting
+        )
+    except MemoryError:
+        return _verdict(kernel, op, info, Outcome.COMPILE_ERROR, "compiling needs too much memory")
+
+
+def _help(request: Assignment, shared: "_Shared", info: DeviceInfo) -> None:
+    """Compile what no other worker has begun to. The one that has the kernel finds its faults."""
+    kernel, op = _loaded(request)
+    with contextlib.suppress(RejectedError, PlanError, MemoryError):
+        if request.setting:
+            compiled_as_declared(kernel, op, info, shared.compile_if_left)
+        else:
+            compiled(kernel, op, info, shared.compile_if_left, request.shapes_seed, confirm=request.confirm)
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """The compilation of a kernel that several workers share: each program is compiled by the first to begin it."""
+
+    cubins: Path
+    request: Assignment
+    compile_bound: Callable[[Bound], CompileResult]
+
+    def compile(self, bound: Bound) -> CompileResult:
+        """Compile for one workload; if another worker has begun to, wait for what it leaves in the folder."""
+        waiting_until = time.monotonic() + SHARED_COMPILATION
+        while self._begun_elsewhere(bound) and time.monotonic() < waiting_until:
+            if self._mark(bound, "ended").exists():
+                break
+            time.sleep(TICK)
+        return self._compile(bound)
+
+    def compile_if_left(self, bound: Bound) -> CompileResult | None:
+        return None if self._begun_elsewhere(bound) else self._compile(bound)
+
+    def _compile(self, bound: Bound) -> CompileResult:
+        try:
+            return self.compile_bound(bound)
+        finally:
+            self._mark(bound, "ended").touch()
+
+    def _begun_elsewhere(self, bound: Bound) -> bool:
+        try:
+            self._mark(bound, "begun").touch(exist_ok=False)
+        except FileExistsError:
+            return True
+        return False
+
+    def _mark(self, bound: Bound, name: str) -> Path:
+        job = [bound.kernel.id, bound.constants, bound.types, self.request.shapes_seed, self.request.setting]
+        return self.cubins / f"{content_id(job)}.{name}"
 
 
 def _prepare(device_kind: str, fork: Fork, requests: Iterator[Request], project: Path, send: Send) -> None:

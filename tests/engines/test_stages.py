@@ -3,19 +3,23 @@
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import bad_kernels
 import pytest
+from scripted_device import INFO
 
 from archive.kernel import Kernel, parse
 from archive.records import Evaluation, Outcome
-from evolve.engines import local
+from evolve.engines import local, worker
 from evolve.engines.engine import Job
 from evolve.engines.local import LocalEngine
-from evolve.engines.messages import Role
+from evolve.engines.messages import Assignment, Role
+from evolve.evaluation.compiling import bound_at
 from evolve.evaluation.evaluate import SLOWER
 from evolve.selection.duplicates import Duplicates
 from reference_ops import catalog
@@ -239,6 +243,36 @@ def test_a_setting_of_knobs_that_may_be_fast_at_some_workload_is_evaluated_in_fu
 def test_a_wrong_setting_of_knobs_is_refused_at_a_glance(watched: Watched) -> None:
     (verdict,) = watched.verdicts(at_a_glance(bad_kernels.WRONG, bar_us=1e-3))
     assert verdict.outcome is Outcome.WRONG
+
+
+def test_compilers_without_work_share_a_kernel_and_compile_each_program_once() -> None:
+    made = Watched(compilers=3)
+    try:
+        (verdict,) = made.verdicts(job(bad_kernels.twice_kernel()))
+        files = [file.suffix for file in made.engine._pool._cubins.iterdir()]
+    finally:
+        made.engine.close()
+    assert verdict.passed
+    assert files.count(".begun") == files.count(".ended") == 2  # one for each dtype
+
+
+def test_a_program_that_another_worker_has_begun_is_waited_for_or_left_to_it(tmp_path: Path) -> None:
+    kernel, op = bad_kernels.twice_kernel(), catalog.load(TWICE)
+    bound = bound_at(kernel, op, op.workloads("emulated")[0], INFO)
+    request = Assignment(kernel.text, TWICE, (), confirm=False, shapes_seed=1, device=INFO)
+    program: Any = object()
+    shared = worker._Shared(tmp_path, request, lambda _: program)
+    another = worker._Shared(tmp_path, replace(request, shapes_seed=2), shared.compile_bound)
+    assert shared.compile_if_left(bound) is program
+    assert shared.compile_if_left(bound) is None
+    assert shared.compile(bound) is program  # reads what the other has left
+    assert another.compile_if_left(bound) is program  # for another kernel's job
+    shared._mark(bound, "ended").unlink()
+    (process := Thread(target=shared.compile, args=(bound,))).start()
+    assert process.is_alive()
+    shared._mark(bound, "ended").touch()
+    process.join(5)
+    assert not process.is_alive()
 
 
 def test_without_known_verdicts_duplicates_are_evaluated(watched: Watched) -> None:

@@ -65,11 +65,18 @@ def compile_cubin(bound: Bound, arch: str, cache: Path | None = None) -> Cubin:
 
     `compile_ahead` in another process may have left the result in the folder `cache`; it is then removed from there.
     """
+    _check_source(bound)
+    return _checked(bound, arch, _found_or_compiled(translation.source(bound), arch, cache))
+
+
+def _check_source(bound: Bound) -> None:
     if reserved := bound.kernel.plan.reserved:
         raise RejectedError(Outcome.UNSUPPORTED, f"the plan asks for {reserved}, which is not supported yet")
     _check_includes(bound.kernel.source)
     state.check_source(bound.kernel.source)
-    compiled = _found_or_compiled(translation.source(bound), arch, cache)
+
+
+def _checked(bound: Bound, arch: str, compiled: "_Output") -> Cubin:
     image, log = compiled.image, compiled.log
     entries = cubin.entries(image)
     translation.check_launches(bound, entries)
@@ -80,10 +87,15 @@ def compile_cubin(bound: Bound, arch: str, cache: Path | None = None) -> Cubin:
 
 
 def compile_ahead(bound: Bound, arch: str, cubins: Path) -> Cubin:
-    """Compile and check, and leave the result in `cubins` for another process that calls `compile_cubin`."""
-    compiled = compile_cubin(bound, arch)
-    output = _nvrtc(translation.source(bound), arch)
-    file = _cubin_file(cubins, translation.source(bound), arch)
+    """Compile and check, and leave the result in `cubins` for another process that calls `compile_cubin`.
+
+    What a process that compiles ahead has left there is checked, and not compiled again.
+    """
+    _check_source(bound)
+    source = translation.source(bound)
+    file = _cubin_file(cubins, source, arch)
+    output = _read(file) or _nvrtc(source, arch)
+    compiled = _checked(bound, arch, output)
     partial_file = file.with_suffix(f".{os.getpid()}")
     texts = json.dumps([output.log, base64.b64encode(output.ptx).decode(), output.checked])
     with contextlib.suppress(OSError):  # without the file, the other process compiles again
@@ -105,11 +117,18 @@ def _found_or_compiled(source: str, arch: str, cache: Path | None) -> "_Output":
     if cache is None:
         return _nvrtc(source, arch)
     file = _cubin_file(cache, source, arch)
+    output = _read(file)
+    with contextlib.suppress(OSError):
+        file.unlink()
+    return output or _nvrtc(source, arch)
+
+
+def _read(file: Path) -> "_Output | None":
+    """Return what a process that compiles ahead has left in this file, if there is one."""
     try:
         texts, _, image = file.read_bytes().partition(b"\n")
-        file.unlink()
     except OSError:
-        return _nvrtc(source, arch)
+        return None
     log, ptx, checked = json.loads(texts)
     return _Output(image, log, base64.b64decode(ptx), checked)
 
