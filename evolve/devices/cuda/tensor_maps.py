@@ -26,6 +26,8 @@ class EncodedMap:
         self._memory = ctypes.create_string_buffer(BYTES + ALIGNMENT)
         self.place = -(-ctypes.addressof(self._memory) // ALIGNMENT) * ALIGNMENT
         self._address = 0  # none yet
+        self._replace = driver.cuTensorMapReplaceAddress
+        self._given = ctypes.c_void_p(self.place), ctypes.c_void_p()  # made once: that takes longer than the call
 
     @property
     def tensor(self) -> str:
@@ -36,7 +38,8 @@ class EncodedMap:
         if address == self._address:
             return
         if self._address:
-            code = self._driver.cuTensorMapReplaceAddress(ctypes.c_void_p(self.place), ctypes.c_void_p(address))
+            self._given[1].value = address
+            code = self._replace(*self._given)
         else:
             code = self._encoded(address)
         if code:
