@@ -6,15 +6,18 @@ import pytest
 import torch
 from emulated_machine import EmulatedMachine, primitives
 
+from evolve.export.families import forms
 from evolve.export.package import defaults
 from evolve.export.template.dispatch import Primitive
 from evolve.export.template.free import free_for_sizes
+from evolve.export.template.functions import Function
 from evolve.export.template.manifest import ExportedEntry
 from reference_ops import catalog
 from reference_ops.inputs import inputs_at
 from reference_ops.op import Op, Workload
 
 ADAMW = {"lr": 3e-4, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1}
+FORMS = {form.name: form for form in forms()}
 FORWARD = [op for op in map(catalog.load, catalog.names()) if "_backward" not in op.name]
 EVERY = list(map(catalog.load, catalog.names()))
 
@@ -52,6 +55,35 @@ def test_pytorch_computes_the_same_for_strided_inputs(op: Op) -> None:
 def test_cross_entropy_needs_no_label_smoothing() -> None:
     op = next(op for op in FORWARD if op.name == "cross_entropy")
     assert defaults(op) == {"ignore_index": -100, "label_smoothing": 0.0}
+
+
+def test_a_dim_in_a_tensor_is_not_the_one_of_an_earlier_call(tmp_path: Path) -> None:
+    softmax = function(tmp_path, "softmax")
+    x = torch.randn(4, 4)
+    for dim in (0, 1, 0, 1):
+        torch.testing.assert_close(softmax(x, torch.tensor(dim)), torch.softmax(x, dim))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("sum", (0, None)),
+        ("max", (0, None)),
+        ("sort", (0, None)),
+        ("argmax", (True,)),
+        ("log_softmax", (1.0,)),
+        ("sum", ([1.0],)),
+    ],
+)
+def test_flags_and_dims_of_another_type_raise_pytorchs_error(
+    tmp_path: Path, name: str, arguments: tuple[object, ...]
+) -> None:
+    with pytest.raises(TypeError):
+        function(tmp_path, name)(torch.randn(3, 4), *arguments)
+
+
+def function(folder: Path, name: str) -> Function:
+    return Function(FORMS[name], primitives(FORMS[name].ops, folder, EmulatedMachine(by_reference=True)))
 
 
 @pytest.fixture(scope="module")

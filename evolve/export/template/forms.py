@@ -50,6 +50,32 @@ class Form:
     parts: Callable[..., Parts | None] | None = None  # the calls of this function of which a call is composed
 
 
+class Scalars(NamedTuple):
+    """The arguments of a form that are no tensors."""
+
+    names: tuple[str, ...]  # of all its arguments
+    flags: frozenset[str]
+    numbers: frozenset[str]  # and other things
+
+    @classmethod
+    def of(cls, lower: Callable[..., Any]) -> "Scalars":
+        kinds = {name: kind for name, kind in getattr(lower, "__annotations__", {}).items() if name != "return"}
+        flags = frozenset(name for name, kind in kinds.items() if kind is bool)
+        numbers = frozenset(name for name, kind in kinds.items() if kind is not Any and "Tensor" not in str(kind))
+        return cls(tuple(kinds), flags, numbers)
+
+    def fault(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> str:
+        """Return what PyTorch refuses, or takes although it is no part of what a call is known by; empty if nothing."""
+        for name, value in (*zip(self.names, arguments, strict=False), *named.items()):
+            if name in self.flags and type(value) is not bool:
+                return f"`{name}` is neither True nor False"
+            if name in self.numbers and isinstance(value, Tensor):
+                return f"`{name}` is a tensor"
+            if name == "dim" and isinstance(value, bool | float):
+                return f"`{name}` is no integer"
+        return ""
+
+
 def first(outputs: tuple[Tensor, ...]) -> Tensor:
     return outputs[0]
 

@@ -16,7 +16,7 @@ from torch.utils.dlpack import from_dlpack
 from evolve.export.template import choosing
 from evolve.export.template.deciding import Decision
 from evolve.export.template.dispatch import Explanation, Primitive
-from evolve.export.template.forms import FLOAT32, LOW, NOTHING, Call, Form, Parts, cast, whole
+from evolve.export.template.forms import FLOAT32, LOW, NOTHING, Call, Form, Parts, Scalars, cast, whole
 from evolve.export.template.learning import runnable
 from evolve.export.template.plans import MOST_PLANS, Key, Made, Reading, key_of
 from evolve.export.template.registering import Registry
@@ -62,6 +62,7 @@ class Function:
         self._registry = registry
         # A function of nothing but a name: PyTorch 2.11 traces no constant function of other objects.
         self._defined = _constant(lambda name: registry is not None and registry.define(name))
+        self._scalars = Scalars.of(form.lower)
         self.primitives = {name: primitives[name] for name in form.ops if name in primitives}
         self._plans: dict[Key | None, Run] = {}
         self._decided: dict[Key | None, tuple[int, Run]] = {}  # of calls that have no plan
@@ -240,6 +241,8 @@ class Function:
 
     def _lowered_as(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> list[Call] | str:
         """Do so for arguments as autocast makes them."""
+        if fault := self._scalars.fault(arguments, named):
+            return fault
         try:
             found = self.form.lower(*arguments, **named)
         except REFUSALS as error:  # PyTorch raises its own error to the caller

@@ -115,9 +115,9 @@ def embedding(
         return Call("embedding", (weight, input), {}, first)
     if not -weight.shape[0] <= padding_idx < weight.shape[0]:
         return "there is no such row of padding"
-    # A plan would give the gradient to the weight itself.
+    # A plan would give the gradient to the weight itself; the row takes one more launch.
     apply: Any = _Padded.apply
-    return Call("embedding", (apply(weight, padding_idx), input), {}, first, changes=True)
+    return Call("embedding", (apply(weight, padding_idx), input), {}, first, 1, changes=True)
 
 
 class _Padded(torch.autograd.Function):

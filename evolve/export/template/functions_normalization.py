@@ -119,10 +119,10 @@ def batch_norm(
     if has_channels_last(input):
         return CHANNELS_LAST
     views = (_as_image(input), weight, bias, running_mean, running_var)
-    if not training:
-        return Call("batch_norm_inference", views, {"eps": eps}, lambda outputs: outputs[0].view(input.shape))
     if momentum is None:
         return "without a momentum the mean of all batches is kept"
+    if not training:
+        return Call("batch_norm_inference", views, {"eps": eps}, lambda outputs: outputs[0].view(input.shape))
     return _of_this_batch("batch_norm", input, (weight, bias, running_mean, running_var), momentum, eps)
 
 

@@ -80,6 +80,8 @@ def _reduced(op: str, input: Tensor, dim: Any, keepdim: bool, dtype: torch.dtype
         if len(dim) != 1:
             return SEVERAL
         (dim,) = dim
+        if type(dim) is not int:
+            return "the dim is no integer"
     if not input.dim():
         return SCALAR
     finish = (lambda outputs: outputs[0].unsqueeze(dim)) if keepdim else first
