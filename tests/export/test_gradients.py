@@ -1,5 +1,6 @@
 """What a forward keeps for its backward, gradients of gradients, and the ways in which PyTorch calls a backward."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -113,6 +114,36 @@ def test_a_checkpoint_computes_again_what_a_backward_reads(softmax: Function) ->
     for _ in range(3):
         out = checkpoint(lambda given: softmax(given, -1), x, use_reentrant=False)
         torch.testing.assert_close(torch.autograd.grad(out, x, grad), (expected,))
+
+
+X, WEIGHT, LABELS = (2, 4, 8), (8,), (2, 8)
+CALLED: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
+    "softmax": (lambda f, x: f(x, 1), (X,)),
+    "silu": (lambda f, x: f(x.transpose(0, 1)), (X,)),
+    "rms_norm": (lambda f, x, weight: f(x, (8,), weight, 1e-6), (X, WEIGHT)),
+    "layer_norm": (lambda f, x, weight, bias: f(x, (8,), weight, bias), (X, WEIGHT, WEIGHT)),
+    "cross_entropy": (lambda f, x: f(x, torch.ones(LABELS, dtype=torch.int64)), (X,)),
+    "matmul": (lambda f, x, weight: f(x, weight), (X, (8, 8))),
+    "batch_norm": (lambda f, x, *others: f(x, torch.zeros(4), torch.ones(4), *others, True), (X, (4,), (4,))),
+    "embedding": (lambda f, weight: f(torch.ones(LABELS, dtype=torch.int64), weight, 3), ((8, 8),)),
+    "conv1d": (lambda f, *given: f(*given, 1, 2, 1, 4), (X, (4, 1, 3), (4,))),
+}
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_a_first_call_in_a_checkpoint_saves_what_the_second_one_does(name: str, tmp_path: Path) -> None:
+    """A checkpoint compares the number of saved tensors and their shapes."""
+    form = next(form for form in forms() if form.name == name)
+    backward = [one for op in form.ops for one in catalog.load(op).backward]
+    machine = EmulatedMachine(by_reference=True)
+    function = Function(form, primitives(dict.fromkeys((*form.ops, *backward)), tmp_path, machine))
+    call, shapes = CALLED[name]
+    tensors = [torch.rand(shape, requires_grad=True) for shape in shapes]
+    expected = torch.autograd.grad(call(form.pytorch, *tensors).square().sum(), tensors)
+    for _ in range(2):
+        out = checkpoint(lambda *given: call(function, *given), *tensors, use_reentrant=False)
+        torch.testing.assert_close(torch.autograd.grad(out.square().sum(), tensors), expected, rtol=1e-4, atol=1e-5)
+    assert machine.launched
 
 
 def test_gradients_come_in_batches_as_with_pytorch(softmax: Function) -> None:

@@ -27,7 +27,8 @@ class Call(NamedTuple):
     parameters: Mapping[str, Number]
     finish: Callable[[tuple[Tensor, ...]], Any]
     after_bytes: int = 0  # of results that `finish` copies or adds to; the kernel must save more than that takes
-    changes: bool = False  # whether more than views and the kernel is needed, such as new running statistics
+    changes: bool = False  # whether `finish` changes tensors of the caller, such as running statistics
+    can_be_planned: bool = True  # whether gradients of the views are those of the caller's tensors
 
 
 # Arguments of calls of which another one is composed. It is sent each result, and returns its own.

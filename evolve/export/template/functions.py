@@ -1,7 +1,7 @@
-"""Functions of an exported package: each runs a kernel where one wins, and PyTorch's function of the same arguments
-elsewhere."""
+"""Functions of an exported package: a kernel where one wins, and PyTorch's function of the same arguments elsewhere."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import starmap
@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.compiler import is_dynamo_compiling
-from torch.nn import Parameter
 from torch.utils.dlpack import from_dlpack
 
 from evolve.export.template import choosing
@@ -18,7 +18,18 @@ from evolve.export.template.deciding import Decision
 from evolve.export.template.dispatch import Explanation, Primitive
 from evolve.export.template.forms import FLOAT32, LOW, NOTHING, Call, Form, Parts, Scalars, cast, whole
 from evolve.export.template.learning import runnable
-from evolve.export.template.plans import MOST_PLANS, Key, Made, Reading, key_of
+from evolve.export.template.plans import (
+    MOST_PLANS,
+    Key,
+    Made,
+    Reading,
+    key_of,
+    overrides,
+    same,
+    saves,
+    tensors_in,
+    with_casts,
+)
 from evolve.export.template.registering import Registry
 from evolve.export.template.unrolled import REFUSALS, Kinds, Run
 from reference_ops.op import Number, Op
@@ -96,7 +107,9 @@ class Function:
             result = plan(*tensors)
             if result is not None:
                 return result
-        found = self._attempted(arguments, named, self._decided.get(key))
+        repeats = plan is None and saves() is not None and self._can_repeat(arguments, named)
+        with saved_tensors_hooks(same, same) if repeats else nullcontext():
+            found = self._attempted(arguments, named, self._decided.get(key))
         if plan is None and key is not None and not self._captures(tensors):
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
@@ -106,13 +119,21 @@ class Function:
                 self._kinds.remember(arguments, named, tensors, plan, self._uses_tf32)
             elif found.call and found.decision and COUNTERS.isdisjoint(found.call.parameters):
                 self._decided[key] = found.place, self._launch(found.call, found.decision, found.outputs)
-        return found.result
+        if not repeats or found.result is ELSEWHERE:
+            return found.result
+        # A checkpoint makes the call again, as one that was seen before, and compares the shapes of what is saved.
+        return self._attempt(arguments, named) if key in self._plans else self._attempted(arguments, named).result
+
+    def _can_repeat(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
+        """Return whether a call for gradients changes nothing of the caller's."""
+        calls = self._lowered(arguments, named)
+        return torch.is_grad_enabled() and (isinstance(calls, str) or not any(call.changes for call in calls))
 
     def _attempted(
         self, arguments: tuple[Any, ...], named: Mapping[str, Any], decided: tuple[int, Run] | None = None
     ) -> Attempt:
         """Return what becomes of a call; what was `decided` for another one of its key is done for this one."""
-        if decided is None and any(map(_overrides, (*arguments, *named.values()))):
+        if decided is None and any(map(overrides, (*arguments, *named.values()))):
             return Attempt(ELSEWHERE)
         given = self._as_cast(arguments, named)
         calls = given if isinstance(given, str) else self._lowered_as(*given)
@@ -134,7 +155,7 @@ class Function:
     def _launched(self, calls: Sequence[Call], given: Given, place: int, decision: Decision) -> Attempt:
         call = calls[place]
         outputs = self.primitives[call.op].launch(decision, call.views, call.parameters)
-        every = tuple(_tensors((*given[0], *given[1].values())))
+        every = tuple(tensors_in((*given[0], *given[1].values())))
         return Attempt(call.finish(outputs), call, place, decision, outputs, given=every)
 
     def _launch(self, call: Call, decision: Decision, outputs: tuple[Tensor, ...]) -> Run:
@@ -153,13 +174,13 @@ class Function:
             return self._pytorch_unless_captured if found.is_slow else by_pytorch
         if call is None or decision is None or not decision.ready:
             return unplanned
-        if call.changes or not COUNTERS.isdisjoint(call.parameters):
+        if call.changes or not (call.can_be_planned and COUNTERS.isdisjoint(call.parameters)):
             return unplanned
         reads = tuple(starmap(Reading, zip(call.views, decision.inputs, strict=True)))
         made = Made(reads, found.outputs, found.result, call.parameters)
         run = runnable(decision.ready, made, found.given, self.primitives[call.op].gradients)
         casts = [None if x is own else own.dtype for x, own in zip(tensors, found.given, strict=True)]
-        return partial(_with_casts, run, casts) if run and any(casts) else run or unplanned
+        return partial(with_casts, run, casts) if run and any(casts) else run or unplanned
 
     def _pytorch_unless_captured(self, *tensors: Tensor) -> Any:
         return None if self._captures(tensors) else ELSEWHERE
@@ -216,7 +237,7 @@ class Function:
 
     def explain(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Explanation:
         """Return what a call would run, and why."""
-        if any(map(_overrides, (*arguments, *named.values()))):
+        if any(map(overrides, (*arguments, *named.values()))):
             return Explanation(self.form.name, "", "an argument overrides PyTorch's functions")
         calls = self._lowered(arguments, named)
         if isinstance(calls, str):
@@ -269,28 +290,8 @@ class Function:
         return {FLOAT32: torch.float32, NOTHING: torch.float64}.get(self.form.autocast)
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the tensors of arguments in the order of a call's key."""
-    for x in values:
-        if isinstance(x, Tensor):
-            yield x
-        elif isinstance(x, tuple | list):
-            yield from _tensors(x)
-
-
-def _with_casts(run: Run, casts: Sequence[torch.dtype | None], *tensors: Tensor) -> Any:
-    """Run a plan on a call's tensors, of which autocast gives some another dtype."""
-    return run(*[x if to is None else x.to(to) for x, to in zip(tensors, casts, strict=True)])
-
-
 def _launched(primitive: Primitive, decision: Decision, parameters: Mapping[str, Number], *views: Tensor) -> Any:
     return primitive.launch(decision, views, parameters)
-
-
-def _overrides(x: Any) -> bool:
-    """Return whether an argument replaces PyTorch's functions, as a subclass or a variable that fx traces."""
-    kind = type(x)
-    return kind is not Tensor and kind is not Parameter and hasattr(kind, "__torch_function__")
 
 
 def _foreign(value: Any) -> bool:

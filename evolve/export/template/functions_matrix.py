@@ -117,7 +117,7 @@ def embedding(
         return "there is no such row of padding"
     # A plan would give the gradient to the weight itself; the row takes one more launch.
     apply: Any = _Padded.apply
-    return Call("embedding", (apply(weight, padding_idx), input), {}, first, 1, changes=True)
+    return Call("embedding", (apply(weight, padding_idx), input), {}, first, 1, can_be_planned=False)
 
 
 class _Padded(torch.autograd.Function):

@@ -5,7 +5,7 @@ the modes of PyTorch and the package. What a kernel reads must lie in a caller's
 and what it writes must be the result; where further operations are needed, there is no plan.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -81,6 +81,35 @@ def _add(values: Sequence[Any], facts: list[Any], tensors: list[Tensor]) -> bool
         else:
             return False
     return True
+
+
+def same(x: Tensor) -> Tensor:
+    return x
+
+
+def saves() -> Any:
+    """Return what is done with tensors that are saved for a backward, as in a checkpoint; None if nothing is."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)  # noqa: SLF001 - there is no public way to ask
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors of arguments in the order of a call's key."""
+    for x in values:
+        if isinstance(x, Tensor):
+            yield x
+        elif isinstance(x, tuple | list):
+            yield from tensors_in(x)
+
+
+def with_casts(run: Run, casts: Sequence[torch.dtype | None], *tensors: Tensor) -> Any:
+    """Run a plan on a call's tensors, of which autocast gives some another dtype."""
+    return run(*[x if to is None else x.to(to) for x, to in zip(tensors, casts, strict=True)])
+
+
+def overrides(x: Any) -> bool:
+    """Return whether an argument replaces PyTorch's functions, as a subclass or a variable that fx traces."""
+    kind = type(x)
+    return kind is not Tensor and kind is not Parameter and hasattr(kind, "__torch_function__")
 
 
 class Reading(NamedTuple):
