@@ -6,7 +6,7 @@ tensor's own dtype and without waiting for the GPU, because inputs are drawn ane
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -202,6 +202,15 @@ def _nan(tensor: torch.Tensor, generator: torch.Generator) -> None:
 def _infinite(tensor: torch.Tensor, generator: torch.Generator) -> None:
     """Draw normal numbers with infinities of both signs, at most one in a row."""
     _scatter(_normal(tensor, generator), _in_turn(tensor, math.inf, generator), generator)
+
+
+def infinities_meet(tensors: Sequence[torch.Tensor], generator: torch.Generator, *, opposite: bool) -> None:
+    """Write infinities to the same places of these tensors, which have one shape; of opposite signs if asked for."""
+    state = generator.get_state()
+    for index, tensor in enumerate(tensors):
+        generator.set_state(state)
+        value = -math.inf if opposite and index % 2 else math.inf
+        _scatter(tensor, _in_turn(tensor, value, generator), generator)
 
 
 def _in_turn(tensor: torch.Tensor, value: float, generator: torch.Generator) -> torch.Tensor:

@@ -10,7 +10,7 @@ from types import EllipsisType
 
 import torch
 
-from reference_ops.distributions import change_weight, fill, sprinkle
+from reference_ops.distributions import change_weight, fill, infinities_meet, sprinkle
 from reference_ops.op import (
     CLASHING,
     COUNTED_NAN,
@@ -19,6 +19,7 @@ from reference_ops.op import (
     INFINITE,
     INFINITE_WEIGHTS,
     LARGE,
+    MEETING,
     MINUS_INF,
     MINUTE,
     MIXED,
@@ -26,6 +27,7 @@ from reference_ops.op import (
     NAN_IN_WEIGHTS,
     NORMAL,
     NOT_FINITE,
+    OPPOSITE_INFINITIES,
     SAVED_INFINITE,
     SAVED_NAN,
     SUBNORMAL,
@@ -66,7 +68,7 @@ class RowGroup:
     @property
     def not_finite(self) -> bool:
         """Whether some inputs are not finite."""
-        return self.values in NOT_FINITE or self.counts_where_it_matters
+        return self.values in (*NOT_FINITE, *MEETING) or self.counts_where_it_matters
 
     @property
     def nan_is_open(self) -> bool:
@@ -116,6 +118,12 @@ def inputs_at(op: Op, workload: Workload, seed: int, device: str, values: str = 
         else:
             for row, name in enumerate(of_tensor[: len(tensor)]):
                 fill(tensor[row :: len(names)], name, generator)
+    _arrange(op, workload, drawn, values, generator)
+    return drawn
+
+
+def _arrange(op: Op, workload: Workload, drawn: Tensors, values: str, generator: torch.Generator) -> None:
+    """Overwrite what must not be random, and what an arrangement of these inputs names."""
     known = {**op.sizes(workload), **dict(workload.parameters)}
     if op.draw:
         op.draw(drawn, generator, *([known] * _takes_sizes(op.draw)))
@@ -123,9 +131,11 @@ def inputs_at(op: Op, workload: Workload, seed: int, device: str, values: str = 
         op.arranged[values](drawn, generator, known)
     if counted := op.counted_nan.get(values):
         sprinkle(drawn[counted], math.nan, generator)
+    if values in MEETING:
+        alike = [drawn[spec.name] for spec in op.of_one_shape]
+        infinities_meet(alike, generator, opposite=values == OPPOSITE_INFINITIES)
     for spec in op.weights:
         change_weight(drawn[spec.name], values, generator, dtype=workload.dtype)
-    return drawn
 
 
 @cache

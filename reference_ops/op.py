@@ -61,6 +61,8 @@ EXTREMES = (ZERO, MINUTE, SUBNORMAL, SATURATING, *NOT_FINITE)
 # Arrangements of every op with inputs that are not drawn by rows.
 NAN_IN_WEIGHTS, INFINITE_WEIGHTS, MINUTE_WEIGHTS = "NaN_in_weights", "infinite_weights", "minute_weights"
 OF_WEIGHTS = (NAN_IN_WEIGHTS, INFINITE_WEIGHTS, MINUTE_WEIGHTS)
+# Arrangements of every op with several inputs of one shape: infinities at the same places of each, of one sign or two.
+MEETING = EQUAL_INFINITIES, OPPOSITE_INFINITIES = "equal_infinities", "opposite_infinities"
 # An arrangement for each input of an op that exempts NaN, unless it exempts this too: NaN where a result depends on it.
 COUNTED_NAN = "NaN_that_counts"
 EXTREME_ROWS = "extreme_rows"  # rows of every extreme in turn, as in "mixed"
@@ -193,7 +195,7 @@ class Op:
         for name in set(self.exempt) - {*EXTREMES, *OF_WEIGHTS, COUNTED_NAN}:
             listed = ", ".join((*EXTREMES, *OF_WEIGHTS, COUNTED_NAN))
             raise ValueError(f"op {self.name}: `exempt` names `{name}`; there are {listed}")
-        for name in set(self.arranged) & {*DISTRIBUTIONS, *EXTREMES, MIXED, EXTREME_ROWS, *OF_WEIGHTS}:
+        for name in set(self.arranged) & {*DISTRIBUTIONS, *EXTREMES, MIXED, EXTREME_ROWS, *OF_WEIGHTS, *MEETING}:
             raise ValueError(f"op {self.name}: `arranged` names `{name}`, which is a distribution of inputs")
         inputs = {tensor.name for tensor in self.inputs}
         for said, named in (("touched", self.touched), ("tolerance.given", self.tolerance.given)):
@@ -280,7 +282,14 @@ class Op:
         """The names of all arrangements that every evaluation meets."""
         causes = {NAN_IN_WEIGHTS: NAN, INFINITE_WEIGHTS: INFINITE, MINUTE_WEIGHTS: MINUTE}
         met = [name for name, cause in causes.items() if not {name, cause} & {*self.exempt}] if self.weights else []
-        return (*self.arranged, *met, *self.counted_nan)
+        return (*self.arranged, *met, *self.counted_nan, *(MEETING if len(self.of_one_shape) > 1 else ()))
+
+    @property
+    def of_one_shape(self) -> tuple[TensorSpec, ...]:
+        """The inputs of the shape of the first that is drawn by rows; none where infinities need not meet."""
+        if self.saved or {NAN, INFINITE} & {*self.exempt}:
+            return ()
+        return tuple(spec for spec in self.varied if spec.dims == self.varied[0].dims)
 
     @property
     def counted_nan(self) -> dict[str, str]:

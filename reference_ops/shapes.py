@@ -25,10 +25,7 @@ RANK_OF_VOLUMES, EDGE_OF_VOLUMES = 4, 43  # tensors of more dims are volumes; 41
 PAST_16_BITS = (66_000, 72_000)  # range of the size of a dim
 PAST_8_BITS = (263, 300)  # the same; the prime below it is beyond 8 bits, too
 LONG, MANY = 1000, 48  # of a dim of which some listed size is as long, longer ones are to be expected
-SPECIAL = (0.0, 10.0)  # of a floating-point parameter: no weight decay, a slope above 1, a scale far from the usual
-LEAST_SIGNED = 0.01  # a parameter that is nowhere listed above this is an eps, which is never 1 or below zero
 MOST_TAPS = 16  # greatest listed size of a filter; a dim of which larger sizes are listed is not a filter
-STEPS_UP = 8  # values above the least that are tried, where an op requires more: half a window for a padding
 SPREAD = 30.0  # most that a floating-point parameter, or the distance of a decay from 1, is multiplied or divided by
 KEPT_BITS = 24  # differences of fewer bytes do not matter
 LARGE_MULTIPLE = 4096  # of rows, for kernels whose `when` requires whole tiles
@@ -44,10 +41,10 @@ def held_out(
     Large ones, of `least_bytes` or more, have odd sizes where possible. Small ones show errors in loops and tails.
     """
     taken = {(workload.dims, workload.parameters) for workload in op.listed}
-    ranges = _ranges(op.listed)
+    ranges = ranges_of(op.listed)
     models = [workload for workload in op.listed if op.nbytes(workload) >= least_bytes]
     usual = {size for workload in op.listed for size in workload.dims if size[0] in ranges}
-    numbers = {parameter for workload in op.listed for parameter in _integers(workload)}
+    numbers = {parameter for workload in op.listed for parameter in integers_of(workload)}
 
     def tries(dtype: str, kept: float) -> Iterator[Workload]:
         for attempt in range(TRIES_EACH):
@@ -76,9 +73,9 @@ def stretched(op: Op, accepts: Callable[[Workload], bool], rng: random.Random, m
     largest that leaves room. The last two dims of an image are also stretched together. Counters and indices of too few
     bits, and loops that end at the largest listed size, show here.
     """
-    greatest = {name: most for name, (_, most) in _ranges(op.listed).items()}
+    greatest = {name: most for name, (_, most) in ranges_of(op.listed).items()}
     every = (*op.inputs, *op.outputs)
-    names: list[tuple[str, ...]] = [(name,) for name in greatest if name in _dims(op)]
+    names: list[tuple[str, ...]] = [(name,) for name in greatest if name in dims_of(op)]
     names += dict.fromkeys(tensor.dims[-2:] for tensor in every if len(tensor.dims) > RANK_OF_IMAGES)
     found: list[Workload] = []
     for together in (some for some in names if set(some) <= greatest.keys()):
@@ -95,7 +92,7 @@ def past_few_bits(
 
     In another one, the places of a volume are too many for 16 bits. `stretched` does this for images.
     """
-    greatest = {name: most for name, (_, most) in _ranges(op.listed).items() if name in _dims(op)}
+    greatest = {name: most for name, (_, most) in ranges_of(op.listed).items() if name in dims_of(op)}
     every = [
         {name: rng.randint(*past)}
         for name, most in greatest.items()
@@ -104,7 +101,7 @@ def past_few_bits(
     ]
     tensors = (tensor for tensor in (*op.inputs, *op.outputs) if len(tensor.dims) > RANK_OF_VOLUMES)
     volumes = dict.fromkeys(tensor.dims[2:] for tensor in tensors)
-    long = {name for name, (_, most) in _ranges(op.listed).items() if most > MOST_TAPS}
+    long = {name for name, (_, most) in ranges_of(op.listed).items() if most > MOST_TAPS}
     every += [dict.fromkeys(names, EDGE_OF_VOLUMES) for names in volumes if long.issuperset(names)]
     found: list[Workload] = []
     for sizes in every:
@@ -112,7 +109,7 @@ def past_few_bits(
     return tuple(dict.fromkeys(found))
 
 
-def _dims(op: Op) -> set[str]:
+def dims_of(op: Op) -> set[str]:
     return {name for tensor in (*op.inputs, *op.outputs) for name in tensor.dims}
 
 
@@ -128,69 +125,7 @@ def _longest(op: Op, sizes: Mapping[str, int], shrinks: int, fits: Callable[[Wor
     return (max(fitting, key=lambda one: one[:2])[2],) if fitting else ()
 
 
-def special_parameters(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
-    """Return a workload for each floating-point parameter and each value in `SPECIAL` that the op accepts.
-
-    A scale or a slope is also drawn below zero. The other parameters are as listed. Of the listed workloads that fit,
-    the largest that `accepts` takes is chosen.
-    """
-    small = [workload for workload in (*op.emulated, *op.awkward) if op.nbytes(workload) <= most_bytes]
-    nearest = sorted(small, key=op.nbytes, reverse=True)
-    listed: dict[str, set[float]] = {}
-    for name, value in (parameter for workload in op.listed for parameter in workload.parameters):
-        if isinstance(value, float):
-            listed.setdefault(name, set()).add(value)
-    found: list[Workload] = []
-    for special in ((name, value) for name in sorted(listed) for value in _special(listed[name])):
-        tries = (
-            replace(near, parameters=tuple(special if pair[0] == special[0] else pair for pair in near.parameters))
-            for near in nearest
-        )
-        found += itertools.islice((tried for tried in tries if op.is_valid(tried) and accepts(tried)), 1)
-    return tuple(found)
-
-
-def _special(listed: set[float]) -> Iterator[float]:
-    """Yield special values of a parameter that are not listed; also one and a negative value if it is not an eps."""
-    most = max(listed)
-    values = SPECIAL if most < LEAST_SIGNED else (*SPECIAL, 1.0)
-    yield from (value for value in values if value not in listed)
-    if most >= LEAST_SIGNED and not LEAST_DECAY < most < 1:
-        yield -most
-
-
-def far_apart(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
-    """Return a workload for each integer parameter in which it is as great as listed, and what it goes with is least.
-
-    These are the other integer parameters and the sizes of filters: a stride beyond the window leaves gaps, and a
-    padding beyond the filter makes windows that lie outside. Sizes of tensors that are parameters stay as they are.
-    """
-    ranges, dims = _ranges(op.listed), _dims(op)
-    parameters = [name for name in _integer_parameters(op) if name in ranges and name not in dims]
-    filters = [name for name, (_, most) in ranges.items() if name in dims and most <= MOST_TAPS]
-    found: list[Workload] = []
-    for name in parameters:
-        others = [other for other in (*parameters, *filters) if other != name]
-        near = [one for one in (*op.emulated, *op.awkward) if op.nbytes(one) <= most_bytes]
-        near.sort(key=lambda one: (-DTYPES[one.dtype].itemsize, -op.nbytes(one)))  # the most exact show errors best
-        tries = (
-            tried
-            for steps in range(STEPS_UP)
-            for one in near
-            if (tried := _with_sizes(one, {name: ranges[name][1], **{at: ranges[at][0] + steps for at in others}}))
-            and op.is_valid(tried)
-            and op.nbytes(tried) <= most_bytes
-            and accepts(tried)
-        )
-        found += itertools.islice(tries, 1)
-    return tuple(dict.fromkeys(found))
-
-
-def _integer_parameters(op: Op) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for workload in op.listed for name, _ in _integers(workload)))
-
-
-def _with_sizes(near: Workload, sizes: Mapping[str, int]) -> Workload:
+def with_sizes(near: Workload, sizes: Mapping[str, int]) -> Workload:
     """Return the workload with other sizes of the dims and parameters that are named."""
     return replace(
         near,
@@ -214,7 +149,7 @@ def _resized(
     known = _sizes(near)
     for shrunk in range(shrinks):
         wanted = {name: kind(max(1, size >> shrunk)) for name, size in sizes.items()}
-        tried = _with_sizes(near, wanted)
+        tried = with_sizes(near, wanted)
         if all(size <= known[name] for name, size in wanted.items()):
             return None
         if op.is_valid(tried) and fits(tried):
@@ -223,14 +158,14 @@ def _resized(
 
 
 def _sizes(workload: Workload) -> dict[str, int]:
-    return dict((*workload.dims, *_integers(workload)))
+    return dict((*workload.dims, *integers_of(workload)))
 
 
 def _strangest(few: Iterable[Workload], usual: set[tuple[str, int]], numbers: set[tuple[str, int]]) -> Workload | None:
     """Return the workload with the fewest listed numbers, and then, for new sizes, the fewest multiples of a tile."""
     best: tuple[tuple[int, int], Workload] | None = None
     for tried in few:
-        known = len(usual.intersection(tried.dims)) + len(numbers.intersection(_integers(tried)))
+        known = len(usual.intersection(tried.dims)) + len(numbers.intersection(integers_of(tried)))
         familiar = known, sum(size % TILE == 0 for _, size in tried.dims) if usual else 0
         if not best or familiar < best[0]:
             best = familiar, tried
@@ -252,11 +187,11 @@ def _dtypes_in_turn(op: Op, rng: random.Random, count: int, *, first: bool) -> I
     return itertools.islice(itertools.cycle(every), count)
 
 
-def _ranges(listed: tuple[Workload, ...]) -> dict[str, tuple[int, int]]:
+def ranges_of(listed: tuple[Workload, ...]) -> dict[str, tuple[int, int]]:
     """Return the least and greatest size of every dim that varies."""
     sizes: dict[str, set[int]] = {}
     for workload in listed:
-        for name, size in (*workload.dims, *_integers(workload)):
+        for name, size in (*workload.dims, *integers_of(workload)):
             sizes.setdefault(name, set()).add(size)
     return {name: (min(seen), max(seen)) for name, seen in sizes.items() if len(seen) > 1}
 
@@ -296,7 +231,7 @@ def _drawn(
     return tried
 
 
-def _integers(workload: Workload) -> list[tuple[str, int]]:
+def integers_of(workload: Workload) -> list[tuple[str, int]]:
     return [(name, value) for name, value in workload.parameters if isinstance(value, int)]
 
 

@@ -15,16 +15,9 @@ from archive.records import DeviceInfo, Evaluation, Outcome, Traits, content_id
 from evolve.devices.choose import policy_of
 from evolve.devices.device import CompileResult, RejectedError
 from evolve.op_on_device import all_flops, point, signature
+from reference_ops.edges import equal_sizes, far_apart, small_sizes, special_parameters
 from reference_ops.op import Op, Workload
-from reference_ops.shapes import (
-    far_apart,
-    held_out,
-    past_few_bits,
-    special_parameters,
-    stretched,
-    thinned,
-    without_rows,
-)
+from reference_ops.shapes import held_out, past_few_bits, stretched, thinned, without_rows
 
 HELD_OUT, HELD_OUT_TO_CONFIRM = 2, 6
 # A champion is also tested at a shape nearly as large as the largest declared: some faults show only there.
@@ -42,7 +35,7 @@ class Compiled(Generic[P]):
     awkward: tuple[tuple[Workload, P], ...]
     held_out: tuple[tuple[Workload, P], ...]
     stretched: tuple[tuple[Workload, P], ...]  # larger in one dim than any that the op lists
-    # Checked on normal inputs alone: parameters at zero or far apart, a dim past few bits.
+    # Checked on few inputs: parameters at zero or far apart, sizes of 1 to 4, equal or past few bits.
     once: tuple[tuple[Workload, P], ...]
     thin: tuple[tuple[Workload, P], ...]  # declared rows, but few of them, for slow tools; only to confirm
     skipped: tuple[str, ...]  # declared workloads without a program, and why
@@ -84,6 +77,8 @@ def compiled(
     longer, _ = _programs(kernel, op, stretched(op, accepts_long, rng, policy.stretched_bytes), info, compile_bound)
     single = special_parameters(op, accepts, policy.held_out_bytes)
     single += far_apart(op, accepts, policy.held_out_bytes)
+    single += small_sizes(op, accepts, rng, policy.held_out_bytes)
+    single += equal_sizes(op, accepts, rng, policy.held_out_bytes)
     single += past_few_bits(op, accepts_long, rng, policy.stretched_bytes)
     once, _ = _programs(kernel, op, single, info, compile_bound)
     few = few_rows(op, [workload for workload, _ in declared], accepts) if confirm else ()

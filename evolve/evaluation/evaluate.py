@@ -24,8 +24,20 @@ from evolve.evaluation.op_check import blind_spots
 from evolve.evaluation.timing import measure
 from evolve.evaluation.truth import defined
 from reference_ops import catalog
+from reference_ops.edges import has_vanishing_term
 from reference_ops.inputs import has_rows_of_extremes, meets_extremes_by_rows
-from reference_ops.op import EXTREME_ROWS, NORMAL, OF_WEIGHTS, Op, Workload
+from reference_ops.op import (
+    EXTREME_ROWS,
+    INFINITE,
+    INFINITE_WEIGHTS,
+    MEETING,
+    NAN,
+    NAN_IN_WEIGHTS,
+    NORMAL,
+    OF_WEIGHTS,
+    Op,
+    Workload,
+)
 from reference_ops.shapes import without_rows
 
 EXTREMES_AT_ONCE = 2  # at a declared workload whose rows depend on each other
@@ -74,8 +86,7 @@ def evaluate(
         # A fault at a random shape is not a verdict on other kernels with the same code: they may get other shapes.
         found = None
         check(programs.held_out)
-        for workload, program in programs.once:
-            inspector.check_on(program, op, workload, (NORMAL,))
+        check_once(programs, op, inspector)
         check_stretched(programs, op, inspector)
         found = known
         check(programs.declared)
@@ -152,17 +163,28 @@ def check_extremes(programs: Compiled[Program], op: Op, inspector: Inspector) ->
             inspector.check_on(program, op, workload, (*op.extremes, *op.arrangements), in_graph=dtype == graphed)
 
 
+def check_once(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
+    """Check edges on normal inputs; where a term vanishes, also on what is not finite: a product with zero is NaN."""
+    not_finite = [name for name in (NAN, INFINITE) if name in op.extremes]
+    for workload, program in programs.once:
+        names = [NORMAL]
+        if has_vanishing_term(op, workload):
+            names += [EXTREME_ROWS] if has_rows_of_extremes(op) else not_finite
+            names += [name for name in (NAN_IN_WEIGHTS, INFINITE_WEIGHTS) if name in op.arrangements]
+        inspector.check_on(program, op, workload, names)
+
+
 def check_stretched(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
     """Check every arrangement where one dim is long, and rows of every extreme if there are enough, else one extreme.
 
-    Of the arrangements of weights there is one, as the length matters little to them.
+    Of the arrangements of weights, and of infinities that meet, there is one, as the length matters little to them.
     """
     listed = max(op.shape(op.varied[0], workload)[:1] for workload in op.listed)
     for workload, program in programs.stretched:
         longer_rows = op.shape(op.varied[0], workload)[:1] <= listed  # not just more of them
         every = longer_rows and meets_extremes_by_rows(op, workload)
         numbers = (EXTREME_ROWS,) if every else (NORMAL, *inspector.rng.sample(op.extremes, min(1, len(op.extremes))))
-        left = inspector.rng.sample(OF_WEIGHTS, len(OF_WEIGHTS) - 1)
+        left = inspector.rng.sample(OF_WEIGHTS, len(OF_WEIGHTS) - 1) + inspector.rng.sample(MEETING, 1)
         inspector.check_on(program, op, workload, (*numbers, *(name for name in op.arrangements if name not in left)))
 
 

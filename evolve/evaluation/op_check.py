@@ -19,6 +19,7 @@ from reference_ops.op import (
     CLASHING,
     INFINITE,
     INFINITE_WEIGHTS,
+    MEETING,
     MINUS_INF,
     MINUTE,
     MINUTE_WEIGHTS,
@@ -353,7 +354,7 @@ def clipped_indices(values: torch.Tensor) -> torch.Tensor:
 
 LOSSES: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     **dict.fromkeys((NAN, SAVED_NAN, NAN_IN_WEIGHTS, CLASHING), ("NaN swallowed", without_nan)),
-    **dict.fromkeys((INFINITE, MINUS_INF, INFINITE_WEIGHTS), ("infinities cut off", without_infinities)),
+    **dict.fromkeys((INFINITE, MINUS_INF, INFINITE_WEIGHTS, *MEETING), ("infinities cut off", without_infinities)),
     **dict.fromkeys((MINUTE, MINUTE_WEIGHTS), ("faint values lost", without_faint)),
 }
 CORRUPTIONS: dict[str, Corruption] = {

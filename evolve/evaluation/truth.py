@@ -12,7 +12,17 @@ from evolve.devices.error_passes import ErrorPasses, Results
 from evolve.evaluation.allowed_errors import FEW, FLOAT32_UNIT, SMALL, Sums, summed
 from evolve.evaluation.compare import Comparison, Excuses, NotFinite, clearly_right, compared, right_in_turn
 from reference_ops.inputs import RowGroup, inputs_at, row_groups, similar_seeds
-from reference_ops.op import CLASHING, INFINITE, INFINITE_WEIGHTS, MINUS_INF, SAVED_INFINITE, Op, Tensors, Workload
+from reference_ops.op import (
+    CLASHING,
+    INFINITE,
+    INFINITE_WEIGHTS,
+    MEETING,
+    MINUS_INF,
+    SAVED_INFINITE,
+    Op,
+    Tensors,
+    Workload,
+)
 
 PERTURBATIONS, REPETITIONS = 6, 16
 NEAR = 2.0**-20  # 16 roundings of float32
@@ -22,7 +32,7 @@ SAME = 1e-9  # relative difference of float64 results that differ in the order o
 STAND_INS = (500.0, -300.0)  # sizes of the numbers that stand for those that are not finite
 PRODUCTS_IN_TURN = 12  # up to this many products added one after the other are no less exact than rounding the inputs
 # Values among which are infinities: then an infinity may stand for NaN.
-WITH_INFINITIES = (INFINITE, MINUS_INF, CLASHING, SAVED_INFINITE, INFINITE_WEIGHTS)
+WITH_INFINITIES = (INFINITE, MINUS_INF, CLASHING, SAVED_INFINITE, INFINITE_WEIGHTS, *MEETING)
 Rows = slice | EllipsisType  # the index of some rows of an output, which may have no dims
 
 

@@ -1,5 +1,8 @@
 """The Kullback-Leibler divergence of log-probabilities from target probabilities, and its backward."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch.nn import functional
 
@@ -33,6 +36,18 @@ def draw_backward(inputs: Tensors, generator: torch.Generator) -> None:
     inputs["target"].copy_(torch.softmax(inputs["target"], dim=-1))
 
 
+def zeros(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
+    """Set a third of the target to zero, as of distributions over few classes."""
+    some = torch.empty_like(inputs["target"], dtype=torch.bool).bernoulli_(1 / 3, generator=generator)
+    inputs["target"].masked_fill_(some, 0)
+
+
+def one_below_zero(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
+    """Make one number of the target negative: it has no logarithm, so the loss is NaN."""
+    flat = inputs["target"].view(-1)
+    flat[torch.randint(len(flat), (1,), generator=generator, device=flat.device)] = -0.25
+
+
 # Softmaxes of constants and of tiny numbers are all equal: their divergence is only rounding.
 VALUES = ("uniform", "large", "heavy_tail", "shifted")
 EMULATED = workloads("float32 bfloat16", {"rows": 32, "cols": 256}, {"rows": 8, "cols": 1000})
@@ -45,7 +60,7 @@ ops = (
     Op(
         name="kl_div",
         note="loss is the sum of target * (log(target) - log_probs) over everything, divided by rows; nothing where "
-        "target is 0. It is float32 whatever the inputs are, as under autocast.",
+        "target is 0, NaN where it is below. It is float32 whatever the inputs are, as under autocast.",
         reference=kl_div,
         baseline=in_own_dtype,
         baseline_free=("loss",),  # PyTorch's loss has fewer digits
@@ -60,7 +75,7 @@ ops = (
         awkward=AWKWARD,
         values=VALUES,
         draw=draw_distributions,
-        arranged=nan_in("log_probs", "target"),
+        arranged={**nan_in("log_probs", "target"), "zeros_in_target": zeros, "target_below_zero": one_below_zero},
         flops=lambda dims: 4 * dims["rows"] * dims["cols"],  # a logarithm, subtract, multiply and add
         # The logarithms are a hundred times larger than their sum, and bfloat16 has only a few hundred different ones:
         # roundings repeat instead of averaging out. The error is up to six roundings of the loss in PyTorch's order, 11

@@ -65,7 +65,8 @@ op = Op(
     awkward=(
         *rotated("float32 bfloat16", {"n": 1}, {"n": 31}, {"n": 33}, {"n": 1009}, **FINE, step=1),
         *rotated("float32 bfloat16", {"n": 4095}, {"n": 4097}, **COARSE, step=5),
-        *rotated("bfloat16 float32", {"n": 63}, {"n": 511}, **COARSE, step=65537),  # one step beyond 16 bits
+        *workloads("bfloat16", {"n": 63}, **COARSE, step=65537),  # one step beyond 16 bits
+        *workloads("float32", {"n": 511}, **COARSE, step=20_000_019),  # beyond the integers of float32
     ),
     draw=no_negative_square,
     arranged={"infinite_gradient": infinite_gradient},

@@ -11,17 +11,10 @@ from chosen_ops import some
 from each import each
 
 from reference_ops import catalog
+from reference_ops.edges import SPECIAL, far_apart, special_parameters
 from reference_ops.inputs import inputs_at
 from reference_ops.op import Op, Workload
-from reference_ops.shapes import (
-    PAST_16_BITS,
-    SPECIAL,
-    far_apart,
-    held_out,
-    past_few_bits,
-    special_parameters,
-    stretched,
-)
+from reference_ops.shapes import PAST_16_BITS, held_out, past_few_bits, stretched
 
 MOST_BYTES = 64 << 20
 OPS = {name: catalog.load(name) for name in catalog.names()}

@@ -1,0 +1,236 @@
+"""Shapes at the edges of what an op takes: dims of 1 to 4, parameters at zero, at one, below zero and far apart."""
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from reference_ops.op import DTYPES, Op, Workload
+from reference_ops.shapes import LEAST_DECAY, MOST_TAPS, dims_of, integers_of, ranges_of, with_sizes
+
+SPECIAL = (0.0, 10.0)  # of a floating-point parameter: no weight decay, a slope above 1, a scale far from the usual
+LEAST_SIGNED = 0.01  # a parameter that is nowhere listed above this is an eps, which is never 1 or below zero
+STEPS_UP = 8  # values above the least that are tried, where an op requires more: half a window for a padding
+TERM_VANISHES = (0.0, 1.0)  # of the parameter, or of what it leaves to another term
+MOST_SMALL = 4  # sizes that kernels treat apart: one batch, two heads, three colours, the elements of a vector
+MOST_LARGE = 2  # sizes beside small ones that must be larger
+LEAST_EQUAL, MOST_EQUAL = 2, 4  # least size that two have in common; workloads with such sizes
+FEW_SIZES = 3  # if an op has more, the number of rows need not equal another
+EQUALS = (5, 6, 8, 12, 16, 24)
+REACH = 17  # sizes below this are tried for a small one that follows from them
+NEAREST = 2  # listed workloads of which another size is changed too, where the op or the kernel requires it
+
+
+def special_parameters(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
+    """Return a workload for each floating-point parameter and each value in `SPECIAL` that the op accepts.
+
+    A scale or a slope is also drawn below zero. The other parameters are as listed. Of the listed workloads that fit,
+    the largest that `accepts` takes is chosen.
+    """
+    small = [workload for workload in (*op.emulated, *op.awkward) if op.nbytes(workload) <= most_bytes]
+    nearest = sorted(small, key=op.nbytes, reverse=True)
+    listed: dict[str, set[float]] = {}
+    for name, value in (parameter for workload in op.listed for parameter in workload.parameters):
+        if isinstance(value, float):
+            listed.setdefault(name, set()).add(value)
+    found: list[Workload] = []
+    for special in ((name, value) for name in sorted(listed) for value in _special(listed[name])):
+        tries = (
+            replace(near, parameters=tuple(special if pair[0] == special[0] else pair for pair in near.parameters))
+            for near in nearest
+        )
+        found += itertools.islice((tried for tried in tries if op.is_valid(tried) and accepts(tried)), 1)
+    return tuple(found)
+
+
+def has_vanishing_term(op: Op, workload: Workload) -> bool:
+    """Return whether a floating-point parameter is 0 or 1, but in no listed workload, and is not an eps.
+
+    Then a term is multiplied by zero, and a kernel may leave it out. An eps is added.
+    """
+    for name, value in workload.parameters:
+        listed = {dict(one.parameters)[name] for one in op.listed}
+        if isinstance(value, float) and value in TERM_VANISHES and value not in listed and max(listed) >= LEAST_SIGNED:
+            return True
+    return False
+
+
+def _special(listed: set[float]) -> Iterator[float]:
+    """Yield special values of a parameter that are not listed; also one and a negative value if it is not an eps."""
+    most = max(listed)
+    values = SPECIAL if most < LEAST_SIGNED else (*SPECIAL, 1.0)
+    yield from (value for value in values if value not in listed)
+    if most >= LEAST_SIGNED and not LEAST_DECAY < most < 1:
+        yield -most
+
+
+def far_apart(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
+    """Return a workload for each integer parameter in which it is as great as listed, and what it goes with is least.
+
+    These are the other integer parameters and the sizes of filters: a stride beyond the window leaves gaps, and a
+    padding beyond the filter makes windows that lie outside. Sizes of tensors that are parameters stay as they are.
+    """
+    ranges, dims = ranges_of(op.listed), dims_of(op)
+    parameters = [name for name in _integer_parameters(op) if name in ranges and name not in dims]
+    filters = [name for name, (_, most) in ranges.items() if name in dims and most <= MOST_TAPS]
+    found: list[Workload] = []
+    for name in parameters:
+        others = [other for other in (*parameters, *filters) if other != name]
+        near = [one for one in (*op.emulated, *op.awkward) if op.nbytes(one) <= most_bytes]
+        near.sort(key=lambda one: (-DTYPES[one.dtype].itemsize, -op.nbytes(one)))  # the most exact show errors best
+        tries = (
+            tried
+            for steps in range(STEPS_UP)
+            for one in near
+            if (tried := with_sizes(one, {name: ranges[name][1], **{at: ranges[at][0] + steps for at in others}}))
+            and op.is_valid(tried)
+            and op.nbytes(tried) <= most_bytes
+            and accepts(tried)
+        )
+        found += itertools.islice(tries, 1)
+    return tuple(dict.fromkeys(found))
+
+
+def _integer_parameters(op: Op) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for workload in op.listed for name, _ in integers_of(workload)))
+
+
+def small_sizes(
+    op: Op, accepts: Callable[[Workload], bool], rng: random.Random, most_bytes: int
+) -> tuple[Workload, ...]:
+    """Return workloads in which each dim and each integer parameter is 1, 2, 3 and 4 once, where listed ones are not.
+
+    Half of the sizes of a workload, or two, are larger: a size of 1 often matters only beside those. Sizes that depend
+    on each other, such as heads and groups of heads, change together. Dims of outputs follow from the others.
+    """
+    near, free = _near(op, accepts, most_bytes), _free_sizes(op)
+    listed = [few for few in (_few(op, workload, free) for workload in near) if _is_mixed(few, free)]
+    left = set(_small_pairs(op, free)).difference(*listed)
+
+    def fits(tried: Workload) -> bool:
+        return op.is_valid(tried) and op.nbytes(tried) <= most_bytes and accepts(tried)
+
+    found: list[Workload] = []
+    for pair in rng.sample(sorted(left), len(left)):
+        if pair not in left:
+            continue
+        left.discard(pair)
+        if workload := next(filter(fits, _with_small(op, rng.sample(near, len(near)), pair, free)), None):
+            for other in rng.sample(sorted(left), len(left)):
+                tried = with_sizes(workload, dict((other,)))
+                few = _few(op, tried, free)
+                if {pair, other} <= few and _is_mixed(few, free) and fits(tried):
+                    workload = tried
+            left -= _few(op, workload, free)
+            exact = replace(workload, dtype=max(op.dtypes, key=lambda name: DTYPES[name].itemsize))
+            found.append(exact if workload.parameters and fits(exact) else workload)  # parameters may matter little
+    return tuple(found)
+
+
+def equal_sizes(
+    op: Op, accepts: Callable[[Workload], bool], rng: random.Random, most_bytes: int
+) -> tuple[Workload, ...]:
+    """Return workloads in which any two sizes are equal, where those of no listed one are; several pairs in each.
+
+    Listed sizes differ, so that none can stand for another. Square images and matrices, or as many groups as channels,
+    have ways of their own in many kernels. About half of the sizes stay different, as those of the others may matter.
+    """
+    near, ranges = _near(op, accepts, most_bytes), ranges_of(op.listed)
+    rows = op.varied[0].dims[:1] if len(ranges) > FEW_SIZES else ()  # their number is rarely compared with sizes
+    names = sorted(name for name in ranges if name not in rows)
+    pairs = {pair for pair in itertools.combinations(names, 2) if _common(ranges, pair)}
+    left = pairs.difference(*(_equal_pairs(workload) for workload in near))
+    found: list[Workload] = []
+    for _ in range(MOST_EQUAL if near else 0):
+        workload, fixed = rng.choice(near), set[str]()
+        for pair in rng.sample(sorted(left), len(left)):
+            tries = _with_equal(workload, pair, fixed, _common(ranges, pair), rng)
+            alike = (one for one in tries if _most_alike(one, names) <= max(2, (len(names) + 1) // 2))
+            fitting = (one for one in alike if op.is_valid(one) and op.nbytes(one) <= most_bytes and accepts(one))
+            if equal := next(fitting, None):
+                workload = equal
+                fixed.update(pair)
+        if fixed:
+            left -= _equal_pairs(workload)
+            found.append(workload)
+    return tuple(dict.fromkeys(found))
+
+
+def _with_equal(
+    near: Workload, pair: tuple[str, str], fixed: set[str], common: range, rng: random.Random
+) -> Iterator[Workload]:
+    """Yield workloads in which both sizes are equal; one that is fixed already stays as it is."""
+    if not fixed.issuperset(pair):
+        sizes = dict(_every_size(near))
+        usual = [*(sizes[name] for name in pair), *rng.sample(EQUALS, len(EQUALS))]
+        values = [sizes[name] for name in pair if name in fixed] or usual
+        yield from (with_sizes(near, dict.fromkeys(pair, value)) for value in values if value in common)
+
+
+def _most_alike(workload: Workload, names: Iterable[str]) -> int:
+    """Return how many of these sizes are equal at most."""
+    sizes = dict(_every_size(workload))
+    return max(Counter(sizes[name] for name in names).values())
+
+
+def _near(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> list[Workload]:
+    return [one for one in (*op.emulated, *op.awkward) if op.nbytes(one) <= most_bytes and accepts(one)]
+
+
+def _common(ranges: Mapping[str, tuple[int, int]], names: Iterable[str]) -> range:
+    """Return the sizes above one that lie within the ranges of all names."""
+    own = [ranges[name] for name in names]
+    return range(max(LEAST_EQUAL, *(least for least, _ in own)), min(most for _, most in own) + 1)
+
+
+def _equal_pairs(workload: Workload) -> set[tuple[str, str]]:
+    sizes = sorted(_every_size(workload))
+    return {(one, other) for (one, a), (other, b) in itertools.combinations(sizes, 2) if a == b >= LEAST_EQUAL}
+
+
+def _free_sizes(op: Op) -> dict[str, tuple[int, int]]:
+    """Return the ranges of the dims and integer parameters of which some listed ones are small and others are not."""
+    seen: dict[str, set[int]] = {}
+    for workload in op.listed:
+        for name, size in {**op.sizes(workload), **dict(integers_of(workload))}.items():
+            seen.setdefault(name, set()).add(size)
+    used = dims_of(op).union(*({name for name, _ in integers_of(workload)} for workload in op.listed[:1]))
+    ranges = {name: (min(sizes), max(sizes)) for name, sizes in seen.items() if name in used}
+    return {name: (least, most) for name, (least, most) in ranges.items() if least <= MOST_SMALL <= most}
+
+
+def _small_pairs(op: Op, free: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, int]]:
+    """Yield each small size of each name; a parameter that is no dim stays within what is listed."""
+    for name, (least, most) in free.items():
+        yield from ((name, size) for size in range(max(least, name in dims_of(op)), min(most, MOST_SMALL) + 1))
+
+
+def _few(op: Op, workload: Workload, free: Mapping[str, object]) -> set[tuple[str, int]]:
+    sizes = {**op.sizes(workload), **dict(integers_of(workload))}
+    return {(name, size) for name, size in sizes.items() if name in free and size <= MOST_SMALL}
+
+
+def _every_size(workload: Workload) -> tuple[tuple[str, int], ...]:
+    return (*workload.dims, *integers_of(workload))
+
+
+def _is_mixed(few: set[tuple[str, int]], free: Mapping[str, object]) -> bool:
+    return len(free) - len(few) >= min(MOST_LARGE, len(free) // 2)
+
+
+def _with_small(
+    op: Op, near: Sequence[Workload], pair: tuple[str, int], free: Mapping[str, object]
+) -> Iterator[Workload]:
+    """Yield workloads with this size, first with many large ones; then with another size changed, as it may have to."""
+    name, size = pair
+    own = [other for other, _ in _every_size(near[0]) if other != name] if near else []
+    if own and name not in dict(_every_size(near[0])):  # it follows from others
+        tries = (with_sizes(one, {other: at}) for one in near[:NEAREST] for other in own for at in range(1, REACH))
+        yield from (tried for tried in tries if op.sizes(tried)[name] == size)
+        return
+    alone = [with_sizes(one, {name: size}) for one in near]
+    alone.sort(key=lambda tried: len(_few(op, tried, free)))
+    yield from alone
+    for tried in alone[:NEAREST]:
+        yield from (with_sizes(tried, {other: size * times}) for other in own for times in (1, 2))
