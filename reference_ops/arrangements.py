@@ -15,6 +15,7 @@ from reference_ops.op import Arrange, Tensors
 
 WIDEST_BITS, WIDEST_BITS_IN_FLOAT16 = 14, 6  # of scales along a sum of products: from 2**-14 to 2**14
 SHARE_OF_BLOCK = 3  # a block hides one key in three
+MOVED_SCORE, MOVED_KEY = 256.0, 16.0  # least distance of moved scores from zero, and the part of keys that moves them
 OPPOSED, OPPOSED_IN_FLOAT16 = 2.0**15, 2.0**7  # products of such numbers are far from zero
 
 
@@ -133,19 +134,28 @@ def far_below(name: str) -> Mapping[str, Arrange]:
     return {f"{name}_far_below": arrange}
 
 
-def keys_opposed(queries: str, keys: str) -> Mapping[str, Arrange]:
-    """Return an arrangement in which all keys of a head are equal and have the opposite sign of its queries.
+def of_scores(queries: str, keys: str) -> Mapping[str, Arrange]:
+    """Return arrangements of attention: all keys of a head equal, of the opposite sign, and scores moved far away.
 
-    All scores are far below zero. For each query they are equal, and sums of integers, so that no rounding decides.
+    In the first all scores are far below zero; for each query they are equal, and sums of integers, so that no rounding
+    decides. In the second the scores of every other query lie far below zero and the others far above, by the product
+    of one dim, so that the weights stay what they are.
     """
 
-    def arrange(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
+    def opposed(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
         every, asked = inputs[keys], inputs[queries]
         size = OPPOSED_IN_FLOAT16 if every.dtype == torch.float16 else OPPOSED
         every.copy_(every[..., :1, :].abs().round_().add_(1).expand_as(every))
         asked.abs_().round_().add_(1).mul_(-size)
 
-    return {f"{keys}_opposed": arrange}
+    def moved(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
+        every, asked = inputs[keys], inputs[queries].view(-1, inputs[queries].shape[-1])
+        every[..., 0] = MOVED_KEY
+        far = MOVED_SCORE / MOVED_KEY * 2.0 ** math.ceil(math.log2(asked.shape[1]) / 2)  # a power of two has few bits
+        first = int(generator.initial_seed() % 2)
+        asked[first::2, 0], asked[1 - first :: 2, 0] = far, -far
+
+    return {f"{keys}_opposed": opposed, "scores_moved": moved}
 
 
 def many_nan(name: str) -> Mapping[str, Arrange]:

@@ -4,6 +4,7 @@ Checks with normal numbers alone would pass kernels that are wrong for other inp
 tensor's own dtype and without waiting for the GPU, because inputs are drawn anew for each timed call.
 """
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -205,12 +206,21 @@ def _infinite(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def infinities_meet(tensors: Sequence[torch.Tensor], generator: torch.Generator, *, opposite: bool) -> None:
-    """Write infinities to the same places of these tensors, which have one shape; of opposite signs if asked for."""
+    """Write infinities to the same places of two of these tensors, which have one shape: of each two in turn by rows.
+
+    They have opposite signs if asked for.
+    """
     state = generator.get_state()
+    pairs = list(itertools.combinations(range(len(tensors)), 2))
     for index, tensor in enumerate(tensors):
         generator.set_state(state)
-        value = -math.inf if opposite and index % 2 else math.inf
-        _scatter(tensor, _in_turn(tensor, value, generator), generator)
+        own = [math.inf * ((pair.index(index) == 0 or not opposite) or -1) if index in pair else 0.0 for pair in pairs]
+        either = torch.tensor([*own, *(-value for value in own)], device=tensor.device, dtype=tensor.dtype)
+        values = either[torch.arange(len(tensor), device=tensor.device) % len(either)].unsqueeze(-1)
+        rows = tensor.view(len(tensor), -1)
+        chosen = _some_rows(len(rows), tensor.device, generator) & (values != 0)
+        places = torch.randint(rows.shape[1], (len(rows), 1), generator=generator, device=tensor.device)
+        rows.scatter_(1, places, torch.where(chosen, values, rows.gather(1, places)))
 
 
 def _in_turn(tensor: torch.Tensor, value: float, generator: torch.Generator) -> torch.Tensor:

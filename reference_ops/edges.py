@@ -1,13 +1,14 @@
 """Shapes at the edges of what an op takes: dims of 1 to 4, parameters at zero, at one, below zero and far apart."""
 
 import itertools
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from reference_ops.op import DTYPES, Op, Workload
-from reference_ops.shapes import LEAST_DECAY, MOST_TAPS, dims_of, integers_of, ranges_of, with_sizes
+from reference_ops.shapes import LEAST_DECAY, MOST_TAPS, dims_of, integers_of, ranges_of, with_rows, with_sizes
 
 SPECIAL = (0.0, 10.0)  # of a floating-point parameter: no weight decay, a slope above 1, a scale far from the usual
 LEAST_SIGNED = 0.01  # a parameter that is nowhere listed above this is an eps, which is never 1 or below zero
@@ -19,7 +20,7 @@ LEAST_EQUAL, MOST_EQUAL = 2, 4  # least size that two have in common; workloads 
 FEW_SIZES = 3  # if an op has more, the number of rows need not equal another
 EQUALS = (5, 6, 8, 12, 16, 24)
 REACH = 17  # sizes below this are tried for a small one that follows from them
-NEAREST = 2  # listed workloads of which another size is changed too, where the op or the kernel requires it
+NEAREST = 3  # listed workloads of which another size is changed too, where the op or the kernel requires it
 
 
 def special_parameters(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
@@ -108,6 +109,9 @@ def small_sizes(
     listed = [few for few in (_few(op, workload, free) for workload in near) if _is_mixed(few, free)]
     left = set(_small_pairs(op, free)).difference(*listed)
 
+    given = {name for one in near[:1] for name, _ in _every_size(one)}
+    following = _following(op, rng.sample(near, len(near)), {pair for pair in left if pair[0] not in given}, free)
+
     def fits(tried: Workload) -> bool:
         return op.is_valid(tried) and op.nbytes(tried) <= most_bytes and accepts(tried)
 
@@ -116,7 +120,8 @@ def small_sizes(
         if pair not in left:
             continue
         left.discard(pair)
-        if workload := next(filter(fits, _with_small(op, rng.sample(near, len(near)), pair, free)), None):
+        tries = following[pair] if pair in following else _with_small(op, rng.sample(near, len(near)), pair, free)
+        if workload := next(filter(fits, tries), None):
             for other in rng.sample(sorted(left), len(left)):
                 tried = with_sizes(workload, dict((other,)))
                 few = _few(op, tried, free)
@@ -174,6 +179,19 @@ def _most_alike(workload: Workload, names: Iterable[str]) -> int:
     return max(Counter(sizes[name] for name in names).values())
 
 
+def long_rows(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
+    """Return the small listed workload of the longest rows, with so many that each distribution has one; or none.
+
+    A kernel may have a way of its own for long rows, of which listed workloads have few.
+    """
+    if not op.by_rows or not op.sharing_rows:
+        return ()
+    longest = sorted(_near(op, accepts, most_bytes), key=lambda one: math.prod(op.shape(op.varied[0], one)[1:]))
+    tries = (with_rows(op, one, 1 + len(op.values)) for one in longest[::-1])
+    fitting = (one for one in tries if op.is_valid(one) and op.nbytes(one) <= most_bytes and accepts(one))
+    return tuple(itertools.islice((one for one in fitting if one not in op.listed), 1))
+
+
 def _near(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> list[Workload]:
     return [one for one in (*op.emulated, *op.awkward) if op.nbytes(one) <= most_bytes and accepts(one)]
 
@@ -224,13 +242,27 @@ def _with_small(
 ) -> Iterator[Workload]:
     """Yield workloads with this size, first with many large ones; then with another size changed, as it may have to."""
     name, size = pair
-    own = [other for other, _ in _every_size(near[0]) if other != name] if near else []
-    if own and name not in dict(_every_size(near[0])):  # it follows from others
-        tries = (with_sizes(one, {other: at}) for one in near[:NEAREST] for other in own for at in range(1, REACH))
-        yield from (tried for tried in tries if op.sizes(tried)[name] == size)
-        return
     alone = [with_sizes(one, {name: size}) for one in near]
     alone.sort(key=lambda tried: len(_few(op, tried, free)))
     yield from alone
     for tried in alone[:NEAREST]:
+        own = (other for other, _ in _every_size(tried) if other != name)
         yield from (with_sizes(tried, {other: size * times}) for other in own for times in (1, 2))
+
+
+def _following(
+    op: Op, near: Sequence[Workload], pairs: set[tuple[str, int]], free: Mapping[str, object]
+) -> dict[tuple[str, int], list[Workload]]:
+    """Return workloads for each of these sizes, which follow from others, first those with many large sizes."""
+    found: dict[tuple[str, int], list[Workload]] = {pair: [] for pair in pairs}
+    tries = (
+        with_sizes(one, {name: size})
+        for one in near[: 2 * NEAREST if pairs else 0]
+        for name, _ in _every_size(one)
+        for size in range(1, REACH)
+    )
+    for tried in tries:
+        few = _few(op, tried, free)
+        for pair in few & pairs:
+            found[pair].append(tried)
+    return {pair: sorted(some, key=lambda tried: len(_few(op, tried, free))) for pair, some in found.items()}

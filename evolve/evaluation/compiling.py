@@ -15,7 +15,7 @@ from archive.records import DeviceInfo, Evaluation, Outcome, Traits, content_id
 from evolve.devices.choose import policy_of
 from evolve.devices.device import CompileResult, RejectedError
 from evolve.op_on_device import all_flops, point, signature
-from reference_ops.edges import equal_sizes, far_apart, small_sizes, special_parameters
+from reference_ops.edges import equal_sizes, far_apart, long_rows, small_sizes, special_parameters
 from reference_ops.op import Op, Workload
 from reference_ops.shapes import held_out, past_few_bits, stretched, thinned, without_rows
 
@@ -35,6 +35,7 @@ class Compiled(Generic[P]):
     awkward: tuple[tuple[Workload, P], ...]
     held_out: tuple[tuple[Workload, P], ...]
     stretched: tuple[tuple[Workload, P], ...]  # larger in one dim than any that the op lists
+    long: tuple[tuple[Workload, P], ...]  # the longest listed rows, as many as there are distributions
     # Checked on few inputs: parameters at zero or far apart, sizes of 1 to 4, equal or past few bits.
     once: tuple[tuple[Workload, P], ...]
     thin: tuple[tuple[Workload, P], ...]  # declared rows, but few of them, for slow tools; only to confirm
@@ -42,7 +43,7 @@ class Compiled(Generic[P]):
 
     @property
     def everywhere(self) -> tuple[tuple[Workload, P], ...]:
-        return (*self.awkward, *self.held_out, *self.once, *self.stretched, *self.declared)
+        return (*self.awkward, *self.held_out, *self.once, *self.long, *self.stretched, *self.declared)
 
 
 def compiled(
@@ -75,6 +76,7 @@ def compiled(
         return policy.stretched_steps is None or _steps(kernel, op, workload, info) <= policy.stretched_steps
 
     longer, _ = _programs(kernel, op, stretched(op, accepts_long, rng, policy.stretched_bytes), info, compile_bound)
+    rows, _ = _programs(kernel, op, long_rows(op, accepts, policy.stretched_bytes), info, compile_bound)
     single = special_parameters(op, accepts, policy.held_out_bytes)
     single += far_apart(op, accepts, policy.held_out_bytes)
     single += small_sizes(op, accepts, rng, policy.held_out_bytes)
@@ -83,7 +85,7 @@ def compiled(
     once, _ = _programs(kernel, op, single, info, compile_bound)
     few = few_rows(op, [workload for workload, _ in declared], accepts) if confirm else ()
     thin, _ = _programs(kernel, op, few, info, compile_bound)
-    drawn_ones = tuple(shapes), tuple(longer), tuple(once), tuple(thin)
+    drawn_ones = tuple(shapes), tuple(longer), tuple(rows), tuple(once), tuple(thin)
     return Compiled(tuple(declared), tuple(awkward), *drawn_ones, tuple(skipped))
 
 

@@ -31,6 +31,7 @@ from reference_ops.op import (
     INFINITE,
     INFINITE_WEIGHTS,
     MEETING,
+    MIXED,
     NAN,
     NAN_IN_WEIGHTS,
     NORMAL,
@@ -67,11 +68,7 @@ def evaluate(
         nonlocal found
         evaluator.watch("compile")
         programs = compiled(kernel, op, device.info, device.compile, shapes_seed, confirm=confirm)
-        held_out, longer, once, thin = (
-            tuple(pair for pair in pairs if defined(op, pair[0], device.torch_device, finite=pairs is programs.once))
-            for pairs in (programs.held_out, programs.stretched, programs.once, programs.thin)
-        )
-        programs = replace(programs, held_out=held_out, stretched=longer, once=once, thin=thin)
+        programs = defined_ones(programs, op, device)
         seed = secrets.randbelow(2**31)  # drawn after compilation, so that no kernel can depend on it
         inspector = Inspector(device, evaluator.arena, random.Random(seed), checks, evaluator.watch)
         verdict, known = replace(verdict, seed=seed), traits(kernel, programs)
@@ -141,6 +138,22 @@ def glance(kernel: Kernel, op: Op, evaluator: "Evaluator", *, bars: Mapping[str,
     return None if contends else replace(verdict, checks=tuple(checks))
 
 
+def defined_ones(programs: Compiled[Program], op: Op, device: Device) -> Compiled[Program]:
+    """Return the programs without drawn workloads that the op does not accept; edges must also have finite results."""
+
+    def accepted(pairs: tuple[Pair, ...], *, finite: bool = False) -> tuple[Pair, ...]:
+        return tuple(pair for pair in pairs if defined(op, pair[0], device.torch_device, finite=finite))
+
+    return replace(
+        programs,
+        held_out=accepted(programs.held_out),
+        stretched=accepted(programs.stretched),
+        long=accepted(programs.long),
+        once=accepted(programs.once, finite=True),
+        thin=accepted(programs.thin),
+    )
+
+
 def check_extremes(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
     """Check every extreme and every arrangement once per dtype at a small workload, for one dtype in a CUDA graph.
 
@@ -164,7 +177,12 @@ def check_extremes(programs: Compiled[Program], op: Op, inspector: Inspector) ->
 
 
 def check_once(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
-    """Check edges on normal inputs; where a term vanishes, also on what is not finite: a product with zero is NaN."""
+    """Check edges on normal inputs, and long rows on all distributions.
+
+    Where a term vanishes, also check on what is not finite, whose product with zero is NaN.
+    """
+    for workload, program in programs.long:
+        inspector.check_on(program, op, workload, (MIXED,))
     not_finite = [name for name in (NAN, INFINITE) if name in op.extremes]
     for workload, program in programs.once:
         names = [NORMAL]

@@ -1,5 +1,6 @@
 """Expected outputs for one set of inputs: PyTorch's results at the workload's dtype and in float64."""
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -136,16 +137,20 @@ class Truth:
         """The elements of each result that change if the inputs that are not finite are replaced by other numbers."""
         large, small = (
             self.op.call_in_float64(
-                {name: _replaced(values, size, self.seed) for name, values in self.inputs.items()}, self.workload
+                {name: _replaced(values, size, seed) for (name, values), seed in self._stand_ins()}, self.workload
             )
             for size in STAND_INS
         )
         return tuple(_differ(one, other) for one, other in zip(large, small, strict=True))
 
+    def _stand_ins(self) -> Iterator[tuple[tuple[str, torch.Tensor], int]]:
+        """Yield each input, and a seed of numbers that differ between inputs: equal ones would cancel."""
+        return zip(self.inputs.items(), itertools.count(self.seed), strict=False)
+
     @cached_property
     def _of_nan_alone(self) -> tuple[torch.Tensor, ...]:
         """Where results are NaN even if numbers stand for the infinities."""
-        finite = {name: _without_infinities(values, self.seed) for name, values in self.inputs.items()}
+        finite = {name: _without_infinities(values, seed) for (name, values), seed in self._stand_ins()}
         return tuple(_is_nan(result) for result in self.op.call_in_float64(finite, self.workload))
 
     @cached_property

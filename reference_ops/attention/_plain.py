@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from reference_ops.arrangements import keys_opposed, nan_in
+from reference_ops.arrangements import nan_in, of_scores
 from reference_ops.op import NOT_FINITE, OF_PRODUCTS, Tensors, Tolerance
 from reference_ops.precision import wide
 
@@ -162,7 +162,7 @@ def draw_scores(inputs: Tensors, _: torch.Generator) -> None:
 
 
 OF_NAN = nan_in("q")  # the outputs of these queries become NaN, and no others
-OPPOSED = keys_opposed("q", "k")
+OPPOSED = of_scores("q", "k")
 ARRANGED = {**OF_NAN, **OPPOSED}
 # A weight of zero times NaN is NaN.
 OPEN = dict.fromkeys(NOT_FINITE, "whether a hidden key is multiplied by its weight of zero is left open")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
-from reference_ops.arrangements import filled, keys_opposed
+from reference_ops.arrangements import filled, of_scores
 from reference_ops.attention._plain import FARTHEST, TOLERANCE, VALUES
 from reference_ops.op import Op, Tensors, rotated, tensors, workloads
 from reference_ops.precision import wide
@@ -96,7 +96,7 @@ op = Op(
         "lengths_of_one": filled(lengths=1),
         "full_lengths": full_lengths,
         "stale_cache": stale_cache,
-        **keys_opposed("q", "k"),
+        **of_scores("q", "k"),
     },
     values=VALUES,
     touched={"k": read, "v": read},

@@ -46,7 +46,7 @@ def compiled(work: Work, op: Op = OP) -> Compiled[object]:
     def all_at(places: tuple[Workload, ...]) -> tuple[tuple[Workload, object], ...]:
         return tuple((workload, program(work)) for workload in places)
 
-    return Compiled(all_at(op.emulated), all_at(op.awkward), (), all_at(LONG), (), (), ())
+    return Compiled(all_at(op.emulated), all_at(op.awkward), (), all_at(LONG), (), (), (), ())
 
 
 def inspector(checks: list[Check], seed: int = 3) -> Inspector:

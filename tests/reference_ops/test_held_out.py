@@ -11,7 +11,6 @@ from chosen_ops import some
 from each import each
 
 from reference_ops import catalog
-from reference_ops.edges import SPECIAL, far_apart, special_parameters
 from reference_ops.inputs import inputs_at
 from reference_ops.op import Op, Workload
 from reference_ops.shapes import PAST_16_BITS, held_out, past_few_bits, stretched
@@ -226,64 +225,6 @@ def test_only_accepted_shapes_are_stretched() -> None:
     assert all(size(shape, "cols") % 128 == 0 for shape in shapes)
 
 
-def special(op: Op) -> set[tuple[str, float]]:
-    """Return the parameters of special workloads that no workload of the op lists."""
-    listed = {parameter for workload in op.listed for parameter in workload.parameters}
-    drawn = [set(workload.parameters) - listed for workload in special_parameters(op, anything, 2**18)]
-    assert all(len(one) == 1 for one in drawn)
-    return {one.pop() for one in drawn}
-
-
-def test_parameters_are_zero_and_far_off_one_at_a_time() -> None:
-    names = dict(catalog.load("sgd_momentum").emulated[0].parameters)
-    assert special(catalog.load("sgd_momentum")) >= {(name, value) for name in names for value in SPECIAL}
-
-
-def test_a_scale_and_a_slope_are_also_below_zero_and_a_share_is_one() -> None:
-    assert special(catalog.load("leaky_relu")) == {("negative_slope", value) for value in (0.0, 1.0, 10.0, -0.01)}
-    assert ("scale", -0.125) in special(catalog.load("causal_softmax"))
-    assert special(catalog.load("cross_entropy")) == {("label_smoothing", 1.0)}
-
-
-def test_an_eps_and_a_rate_are_not_below_zero() -> None:
-    assert special(catalog.load("layer_norm")) == {("eps", 0.0), ("eps", 10.0)}
-    assert all(value >= 0 for op in ("sgd_momentum", "adamw") for _, value in special(catalog.load(op)))
-
-
-def test_parameters_stay_valid_and_integers_are_left_alone() -> None:
-    dropout, pool = catalog.load("dropout"), catalog.load("avg_pool2d")
-    assert {dict(w.parameters)["p"] for w in special_parameters(dropout, anything, 2**18)} == {0.0}
-    assert not special_parameters(pool, anything, 2**18)
-
-
-def test_a_parameter_is_not_drawn_where_the_kernel_takes_none_of_its_values() -> None:
-    def takes(workload: Workload) -> bool:
-        return dict(workload.parameters)["negative_slope"] > 1
-
-    drawn = special_parameters(catalog.load("leaky_relu"), takes, 2**18)
-    assert [dict(w.parameters)["negative_slope"] for w in drawn] == [max(SPECIAL)]
-
-
-def known(workload: Workload) -> dict[str, float]:
-    return dict((*workload.dims, *workload.parameters))
-
-
-def test_a_stride_is_once_beyond_its_window_and_a_padding_beyond_its_filter() -> None:
-    pool, conv = (far_apart(catalog.load(name), anything, 2**18) for name in ("avg_pool1d_backward", "conv2d"))
-    assert any(known(w)["stride"] > known(w)["kernel"] and known(w)["l"] > known(w)["stride"] for w in pool)
-    assert any(known(w)["stride"] > max(known(w)["r"], known(w)["s"]) for w in conv)
-    assert any(known(w)["padding"] > max(known(w)["r"], known(w)["s"]) for w in conv)
-
-
-@each(OPS, quick=some())
-def test_integer_parameters_far_apart_are_valid_and_as_listed(op: Op) -> None:
-    listed = {parameter for workload in op.listed for parameter in workload.parameters}
-    for workload in far_apart(op, anything, 2**18):
-        assert op.is_valid(workload)
-        assert op.nbytes(workload) <= 2**18
-        assert max(size for _, size in workload.parameters) <= max(size for _, size in listed)
-
-
 def test_the_places_of_a_volume_are_once_too_many_for_16_bits() -> None:
     drawn = past_few_bits(catalog.load("max_pool3d"), anything, random.Random(1), 2**21)
     assert any(size(w, "d") * size(w, "h") * size(w, "w") > 2**16 for w in drawn)
@@ -319,5 +260,5 @@ def test_a_batch_of_which_fewer_are_listed_is_once_too_long_for_8_bits() -> None
 
 def test_a_dim_that_is_never_long_or_longer_already_does_not_pass_few_bits() -> None:
     drawn = past_few_bits(catalog.load("conv2d"), anything, random.Random(1), 2**21)
-    assert max(known(workload)["r"] for workload in drawn) <= 7
+    assert max(size(workload, "r") for workload in drawn) <= 7
     assert not past_few_bits(catalog.load("relu"), anything, random.Random(1), 2**24)

@@ -1,0 +1,185 @@
+"""Workloads at the edges of what an op takes: parameters, small and equal sizes, long rows."""
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+from chosen_ops import some
+from each import each
+
+from reference_ops import catalog
+from reference_ops.edges import (
+    LEAST_EQUAL,
+    MOST_SMALL,
+    SPECIAL,
+    equal_sizes,
+    far_apart,
+    has_vanishing_term,
+    long_rows,
+    small_sizes,
+    special_parameters,
+)
+from reference_ops.op import Op, Workload
+
+OPS = {name: catalog.load(name) for name in catalog.names()}
+ops = each(OPS, quick=some())
+MOST_BYTES = 2**18
+
+
+def anything(_: Workload) -> bool:
+    return True
+
+
+def special(op: Op) -> set[tuple[str, float]]:
+    """Return the parameters of special workloads that no workload of the op lists."""
+    listed = {parameter for workload in op.listed for parameter in workload.parameters}
+    drawn = [set(workload.parameters) - listed for workload in special_parameters(op, anything, 2**18)]
+    assert all(len(one) == 1 for one in drawn)
+    return {one.pop() for one in drawn}
+
+
+def test_parameters_are_zero_and_far_off_one_at_a_time() -> None:
+    names = dict(catalog.load("sgd_momentum").emulated[0].parameters)
+    assert special(catalog.load("sgd_momentum")) >= {(name, value) for name in names for value in SPECIAL}
+
+
+def test_a_scale_and_a_slope_are_also_below_zero_and_a_share_is_one() -> None:
+    assert special(catalog.load("leaky_relu")) == {("negative_slope", value) for value in (0.0, 1.0, 10.0, -0.01)}
+    assert ("scale", -0.125) in special(catalog.load("causal_softmax"))
+    assert special(catalog.load("cross_entropy")) == {("label_smoothing", 1.0)}
+
+
+def test_an_eps_and_a_rate_are_not_below_zero() -> None:
+    assert special(catalog.load("layer_norm")) == {("eps", 0.0), ("eps", 10.0)}
+    assert all(value >= 0 for op in ("sgd_momentum", "adamw") for _, value in special(catalog.load(op)))
+
+
+def test_parameters_stay_valid_and_integers_are_left_alone() -> None:
+    dropout, pool = catalog.load("dropout"), catalog.load("avg_pool2d")
+    assert {dict(w.parameters)["p"] for w in special_parameters(dropout, anything, 2**18)} == {0.0}
+    assert not special_parameters(pool, anything, 2**18)
+
+
+def test_a_parameter_is_not_drawn_where_the_kernel_takes_none_of_its_values() -> None:
+    def takes(workload: Workload) -> bool:
+        return dict(workload.parameters)["negative_slope"] > 1
+
+    drawn = special_parameters(catalog.load("leaky_relu"), takes, 2**18)
+    assert [dict(w.parameters)["negative_slope"] for w in drawn] == [max(SPECIAL)]
+
+
+def known(workload: Workload) -> dict[str, float]:
+    return dict((*workload.dims, *workload.parameters))
+
+
+def test_a_stride_is_once_beyond_its_window_and_a_padding_beyond_its_filter() -> None:
+    pool, conv = (far_apart(catalog.load(name), anything, 2**18) for name in ("avg_pool1d_backward", "conv2d"))
+    assert any(known(w)["stride"] > known(w)["kernel"] and known(w)["l"] > known(w)["stride"] for w in pool)
+    assert any(known(w)["stride"] > max(known(w)["r"], known(w)["s"]) for w in conv)
+    assert any(known(w)["padding"] > max(known(w)["r"], known(w)["s"]) for w in conv)
+
+
+@each(OPS, quick=some())
+def test_integer_parameters_far_apart_are_valid_and_as_listed(op: Op) -> None:
+    listed = {parameter for workload in op.listed for parameter in workload.parameters}
+    for workload in far_apart(op, anything, 2**18):
+        assert op.is_valid(workload)
+        assert op.nbytes(workload) <= 2**18
+        assert max(size for _, size in workload.parameters) <= max(size for _, size in listed)
+
+
+def sizes_of(op: Op, workload: Workload) -> dict[str, float]:
+    return {**op.sizes(workload), **dict(workload.parameters)}
+
+
+def small(op: Op, seed: int = 1) -> tuple[Workload, ...]:
+    return small_sizes(op, anything, random.Random(seed), MOST_BYTES)
+
+
+def equal(op: Op, seed: int = 1) -> tuple[Workload, ...]:
+    return equal_sizes(op, anything, random.Random(seed), MOST_BYTES)
+
+
+def met(op: Op, workloads: tuple[Workload, ...], name: str) -> set[float]:
+    return {sizes_of(op, workload)[name] for workload in workloads}
+
+
+@pytest.mark.parametrize(
+    ("name", "dim"),
+    [("attention", "heads"), ("decode_attention", "kv_heads"), ("conv2d", "channels"), ("max_pool1d_backward", "ol"),
+     ("group_norm", "groups"), ("topk", "k"), ("gru", "hidden"), ("sum_columns", "cols")],
+)  # fmt: skip
+def test_every_small_size_is_met_at_a_listed_workload_or_a_drawn_one(name: str, dim: str) -> None:
+    op = catalog.load(name)
+    for seed in range(5):
+        near = tuple(workload for workload in (*op.emulated, *op.awkward) if op.nbytes(workload) <= MOST_BYTES)
+        assert met(op, near + small(op, seed), dim) >= set(range(1, MOST_SMALL + 1))
+
+
+@ops
+def test_small_sizes_are_valid_and_stand_beside_larger_ones(op: Op) -> None:
+    for workload in small(op):
+        assert op.is_valid(workload)
+        assert op.nbytes(workload) <= MOST_BYTES
+        assert max(op.sizes(workload).values()) > MOST_SMALL or len(workload.dims) == 1
+
+
+@ops
+def test_few_workloads_have_small_or_equal_sizes(op: Op) -> None:
+    assert len(small(op)) <= 16
+    assert len(equal(op)) <= 4
+
+
+def test_small_sizes_are_drawn_from_those_that_the_kernel_accepts() -> None:
+    def accepts(workload: Workload) -> bool:
+        return dict(workload.dims)["cols"] % 2 == 0
+
+    drawn = small_sizes(catalog.load("softmax"), accepts, random.Random(1), MOST_BYTES)
+    assert {dict(workload.dims)["cols"] for workload in drawn} >= {2, 4}
+    assert all(map(accepts, drawn))
+
+
+def test_sizes_that_depend_on_each_other_change_together() -> None:
+    op = catalog.load("grouped_query_attention")
+    assert met(op, small(op), "kv_heads") >= {4}
+    assert all(sizes_of(op, one)["heads"] % sizes_of(op, one)["kv_heads"] == 0 for one in small(op))
+
+
+def test_any_two_sizes_are_equal_once() -> None:
+    op = catalog.load("upsample_bilinear")
+    for seed in range(5):
+        found = [sizes_of(op, workload) for workload in (*equal(op, seed), *op.emulated, *op.awkward)]
+        for one, other in itertools.combinations(("h", "w", "oh", "ow"), 2):
+            assert any(sizes[one] == sizes[other] >= LEAST_EQUAL for sizes in found)
+
+
+@ops
+def test_equal_sizes_are_valid_and_leave_others_different(op: Op) -> None:
+    for workload in equal(op):
+        assert op.is_valid(workload)
+        assert op.nbytes(workload) <= MOST_BYTES
+        assert len(set(sizes_of(op, workload).values())) > 1 or len(sizes_of(op, workload)) <= 2
+
+
+def test_long_rows_are_as_many_as_there_are_distributions() -> None:
+    op = catalog.load("softmax")
+    (workload,) = long_rows(op, anything, 2**21)
+    assert sizes_of(op, workload)["rows"] == 1 + len(op.values)
+    assert sizes_of(op, workload)["cols"] == max(sizes_of(op, one)["cols"] for one in (*op.emulated, *op.awkward))
+
+
+def test_rows_that_depend_on_each_other_are_not_multiplied() -> None:
+    assert not long_rows(catalog.load("clip_grad_norm"), anything, 2**21)
+
+
+def test_a_term_vanishes_where_a_parameter_is_zero_or_one_and_no_listed_one_is() -> None:
+    slope, eps = catalog.load("leaky_relu"), catalog.load("layer_norm")
+
+    def at(op: Op, **parameters: float) -> Workload:
+        return replace(op.emulated[0], parameters=tuple(parameters.items()))
+
+    assert has_vanishing_term(slope, at(slope, negative_slope=0.0))
+    assert not has_vanishing_term(slope, at(slope, negative_slope=10.0))
+    assert not has_vanishing_term(slope, slope.emulated[0])
+    assert not has_vanishing_term(eps, at(eps, eps=0.0))
