@@ -1,7 +1,6 @@
 """Shapes at the edges of what an op takes: dims of 1 to 4, parameters at zero, at one, below zero and far apart."""
 
 import itertools
-import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ LEAST_EQUAL, MOST_EQUAL = 2, 4  # least size that two have in common; workloads 
 FEW_SIZES = 3  # if an op has more, the number of rows need not equal another
 EQUALS = (5, 6, 8, 12, 16, 24)
 REACH = 17  # sizes below this are tried for a small one that follows from them
+RANK_OF_MATRICES = 2
 NEAREST = 3  # listed workloads of which another size is changed too, where the op or the kernel requires it
 
 
@@ -179,17 +179,23 @@ def _most_alike(workload: Workload, names: Iterable[str]) -> int:
     return max(Counter(sizes[name] for name in names).values())
 
 
-def long_rows(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
-    """Return the small listed workload of the longest rows, with so many that each distribution has one; or none.
+def long_rows(op: Op, accepts: Callable[[Workload], bool], rng: random.Random, most_bytes: int) -> tuple[Workload, ...]:
+    """Return the longest rows of small listed matrices: of each dtype one for each distribution, and a single row.
 
-    A kernel may have a way of its own for long rows, of which listed workloads have few.
+    A kernel may have a way of its own for long rows, and one for few, of which listed workloads have one or two.
     """
-    if not op.by_rows or not op.sharing_rows:
+    of_matrices = op.by_rows and op.sharing_rows and len(op.varied[0].dims) == RANK_OF_MATRICES
+    if not of_matrices or op.varied[0].dims[0] not in ranges_of(op.listed):
         return ()
-    longest = sorted(_near(op, accepts, most_bytes), key=lambda one: math.prod(op.shape(op.varied[0], one)[1:]))
-    tries = (with_rows(op, one, 1 + len(op.values)) for one in longest[::-1])
-    fitting = (one for one in tries if op.is_valid(one) and op.nbytes(one) <= most_bytes and accepts(one))
-    return tuple(itertools.islice((one for one in fitting if one not in op.listed), 1))
+    longest = sorted(_near(op, accepts, most_bytes), key=lambda one: op.shape(op.varied[0], one)[1], reverse=True)
+
+    def with_dtype(dtype: str, rows: int) -> Iterator[Workload]:
+        tries = (with_rows(op, replace(one, dtype=dtype), rows) for one in longest)
+        fitting = (one for one in tries if op.is_valid(one) and op.nbytes(one) <= most_bytes and accepts(one))
+        return itertools.islice(fitting, 1)
+
+    many = (with_dtype(dtype, 1 + len(op.values)) for dtype in op.dtypes)
+    return (*itertools.chain.from_iterable(many), *with_dtype(rng.choice(op.dtypes), 1))
 
 
 def _near(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> list[Workload]:
@@ -215,7 +221,7 @@ def _free_sizes(op: Op) -> dict[str, tuple[int, int]]:
             seen.setdefault(name, set()).add(size)
     used = dims_of(op).union(*({name for name, _ in integers_of(workload)} for workload in op.listed[:1]))
     ranges = {name: (min(sizes), max(sizes)) for name, sizes in seen.items() if name in used}
-    return {name: (least, most) for name, (least, most) in ranges.items() if least <= MOST_SMALL <= most}
+    return {name: (least, most) for name, (least, most) in ranges.items() if least <= MOST_SMALL <= most != least}
 
 
 def _small_pairs(op: Op, free: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, int]]:
@@ -246,7 +252,7 @@ def _with_small(
     alone.sort(key=lambda tried: len(_few(op, tried, free)))
     yield from alone
     for tried in alone[:NEAREST]:
-        own = (other for other, _ in _every_size(tried) if other != name)
+        own = (other for other, _ in _every_size(tried) if other in ranges_of(op.listed) and other != name)
         yield from (with_sizes(tried, {other: size * times}) for other in own for times in (1, 2))
 
 
@@ -258,7 +264,7 @@ def _following(
     tries = (
         with_sizes(one, {name: size})
         for one in near[: 2 * NEAREST if pairs else 0]
-        for name, _ in _every_size(one)
+        for name in ranges_of(op.listed)
         for size in range(1, REACH)
     )
     for tried in tries:

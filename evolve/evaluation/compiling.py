@@ -35,7 +35,7 @@ class Compiled(Generic[P]):
     awkward: tuple[tuple[Workload, P], ...]
     held_out: tuple[tuple[Workload, P], ...]
     stretched: tuple[tuple[Workload, P], ...]  # larger in one dim than any that the op lists
-    long: tuple[tuple[Workload, P], ...]  # the longest listed rows, as many as there are distributions
+    long: tuple[tuple[Workload, P], ...]  # the longest listed rows, one for each distribution, or a single one
     # Checked on few inputs: parameters at zero or far apart, sizes of 1 to 4, equal or past few bits.
     once: tuple[tuple[Workload, P], ...]
     thin: tuple[tuple[Workload, P], ...]  # declared rows, but few of them, for slow tools; only to confirm
@@ -76,7 +76,7 @@ def compiled(
         return policy.stretched_steps is None or _steps(kernel, op, workload, info) <= policy.stretched_steps
 
     longer, _ = _programs(kernel, op, stretched(op, accepts_long, rng, policy.stretched_bytes), info, compile_bound)
-    rows, _ = _programs(kernel, op, long_rows(op, accepts, policy.stretched_bytes), info, compile_bound)
+    rows, _ = _programs(kernel, op, long_rows(op, accepts, rng, policy.stretched_bytes), info, compile_bound)
     single = special_parameters(op, accepts, policy.held_out_bytes)
     single += far_apart(op, accepts, policy.held_out_bytes)
     single += small_sizes(op, accepts, rng, policy.held_out_bytes)

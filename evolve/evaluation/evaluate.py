@@ -27,15 +27,18 @@ from reference_ops import catalog
 from reference_ops.edges import has_vanishing_term
 from reference_ops.inputs import has_rows_of_extremes, meets_extremes_by_rows
 from reference_ops.op import (
+    CLASHING,
     EXTREME_ROWS,
     INFINITE,
-    INFINITE_WEIGHTS,
+    LARGE,
     MEETING,
+    MINUS_INF,
     MIXED,
     NAN,
     NAN_IN_WEIGHTS,
     NORMAL,
     OF_WEIGHTS,
+    SHIFTED,
     Op,
     Workload,
 )
@@ -44,6 +47,7 @@ from reference_ops.shapes import without_rows
 EXTREMES_AT_ONCE = 2  # at a declared workload whose rows depend on each other
 SMALL_BYTES = 2**22  # of a workload that meets every extreme
 SLOWER = "note: another setting of its knobs is clearly faster everywhere, so this one was checked in few calls alone"
+OF_A_SINGLE_ROW = (LARGE, SHIFTED, "far_below", "masked", NAN, INFINITE, MINUS_INF, CLASHING)
 Pair = tuple[Workload, Program]
 
 
@@ -177,18 +181,16 @@ def check_extremes(programs: Compiled[Program], op: Op, inspector: Inspector) ->
 
 
 def check_once(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
-    """Check edges on normal inputs, and long rows on all distributions.
+    """Check edges on normal inputs, long rows on all distributions, and a single one on those that hide in no other.
 
     Where a term vanishes, also check on what is not finite, whose product with zero is NaN.
     """
     for workload, program in programs.long:
-        inspector.check_on(program, op, workload, (MIXED,))
-    not_finite = [name for name in (NAN, INFINITE) if name in op.extremes]
+        alone = [name for name in OF_A_SINGLE_ROW if name in (*op.values, *op.extremes)]
+        inspector.check_on(program, op, workload, alone if op.shape(op.varied[0], workload)[0] == 1 else (MIXED,))
+    not_finite = [name for name in (NAN, INFINITE, NAN_IN_WEIGHTS) if name in (*op.extremes, *op.arrangements)]
     for workload, program in programs.once:
-        names = [NORMAL]
-        if has_vanishing_term(op, workload):
-            names += [EXTREME_ROWS] if has_rows_of_extremes(op) else not_finite
-            names += [name for name in (NAN_IN_WEIGHTS, INFINITE_WEIGHTS) if name in op.arrangements]
+        names = (NORMAL, *not_finite) if has_vanishing_term(op, workload) else (NORMAL,)
         inspector.check_on(program, op, workload, names)
 
 

@@ -18,17 +18,20 @@ from evolve.evaluation.evaluate import (
     check_declared,
     check_extremes,
     check_missing,
+    check_once,
     check_stretched,
     envelope,
 )
 from reference_ops.arrangements import of_order
-from reference_ops.op import INFINITE, MINUS_INF, MINUTE, NAN, NORMAL, ZERO, Op, Workload, tensors, workloads
+from reference_ops.op import INFINITE, LARGE, MINUS_INF, MINUTE, NAN, NORMAL, ZERO, Op, Workload, tensors, workloads
 
 Tensors = Mapping[str, torch.Tensor]
 Work = Callable[[Tensors], None]
 DECLARED = workloads("float32 bfloat16", {"rows": 16, "cols": 64})
 SMALL = workloads("float32 bfloat16", {"rows": 9, "cols": 33})
 LONG = workloads("float32", {"rows": 4, "cols": 3000})
+ROWS = workloads("float32", {"rows": 7, "cols": 1000}, {"rows": 1, "cols": 1000})
+EDGES = workloads("float32", {"rows": 2, "cols": 3})
 OP = Op(
     name="clipped",
     reference=torch.relu,
@@ -46,7 +49,7 @@ def compiled(work: Work, op: Op = OP) -> Compiled[object]:
     def all_at(places: tuple[Workload, ...]) -> tuple[tuple[Workload, object], ...]:
         return tuple((workload, program(work)) for workload in places)
 
-    return Compiled(all_at(op.emulated), all_at(op.awkward), (), all_at(LONG), (), (), (), ())
+    return Compiled(all_at(op.emulated), all_at(op.awkward), (), all_at(LONG), all_at(ROWS), all_at(EDGES), (), ())
 
 
 def inspector(checks: list[Check], seed: int = 3) -> Inspector:
@@ -110,6 +113,30 @@ def test_every_extreme_is_met_at_each_kind_of_declared_rows_however_few_rows_the
     check_declared(compiled(clipped, op), op, inspector(checks), confirm=False)  # type: ignore[arg-type]
     for kind in kinds:
         assert {check.values for check in checks if check.workload == kind.key} >= set(OP.extremes)
+
+
+def once(op: Op) -> dict[str, set[str]]:
+    """Return the values that are met at each edge."""
+    checks: list[Check] = []
+    check_once(compiled(clipped, op), op, inspector(checks))  # type: ignore[arg-type]
+    return {place.key: {one.values for one in checks if one.workload == place.key} for place in (*ROWS, *EDGES)}
+
+
+def test_long_rows_meet_every_distribution_and_a_single_one_the_extremes_that_hide_in_no_other() -> None:
+    many, single = (once(OP)[place.key] for place in ROWS)
+    assert many == {NORMAL, *OP.values}
+    assert single >= {LARGE, NAN, INFINITE, MINUS_INF}
+
+
+def test_an_edge_meets_normal_numbers_and_where_a_term_vanishes_what_is_not_finite() -> None:
+    scaled = workloads("float32", {"rows": 16, "cols": 64}, slope=0.5)
+    edge = workloads("float32", {"rows": 2, "cols": 3}, slope=0.0)
+    op = replace(OP, reference=lambda x, slope: x.relu() + 0 * slope, gpu=scaled, emulated=scaled, awkward=scaled)
+    checks: list[Check] = []
+    programs = replace(compiled(clipped, op), long=(), once=((edge[0], program(clipped)),))
+    check_once(programs, op, inspector(checks))  # type: ignore[arg-type]
+    assert {check.values for check in checks} == {NORMAL, NAN, INFINITE}
+    assert once(OP)[EDGES[0].key] == {NORMAL}
 
 
 def test_a_distribution_that_no_rows_have_met_is_drawn_on_its_own() -> None:

@@ -8,7 +8,7 @@ import torch
 from evolve.evaluation.truth import Truth, defined, truth
 from reference_ops import catalog
 from reference_ops.inputs import RowGroup, inputs_at
-from reference_ops.op import INFINITE, Op, Tolerance, Workload, tensors
+from reference_ops.op import EQUAL_INFINITIES, INFINITE, OPPOSITE_INFINITIES, Op, Tolerance, Workload, tensors
 
 UNIT = 2.0**-24
 ROWS, COLS = 32, 64
@@ -256,6 +256,15 @@ def test_the_mean_of_a_row_with_an_infinity_may_be_nan_where_the_row_is_nan_anyw
 
 def test_a_mean_alone_that_is_infinite_may_not_be_nan() -> None:
     assert "not finite where they should be" in judged_with_nan_for_infinities(mean="rows")
+
+
+@pytest.mark.parametrize("values", [EQUAL_INFINITIES, OPPOSITE_INFINITIES])
+def test_a_difference_of_equal_infinities_is_nan_and_nothing_else(values: str) -> None:
+    op = catalog.load("mse")
+    known = truth(op, op.emulated[0], values, 3, inputs_at(op, op.emulated[0], 3, "cpu", values))
+    assert bool(known.pytorch[0].isnan()) == (values == EQUAL_INFINITIES)
+    assert known.fault(0, known.pytorch[0]) == ""
+    assert "not finite where they should be" in known.fault(0, torch.tensor(1.0))
 
 
 def test_a_use_of_a_parameter_has_finite_results() -> None:

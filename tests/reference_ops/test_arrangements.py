@@ -12,6 +12,7 @@ from reference_ops.arrangements import filled, of_indices, of_mask, of_order, sp
 from reference_ops.distributions import EXTREME_DRAWS
 from reference_ops.inputs import inputs_at, meets_extremes_by_rows, row_groups, similar_seeds
 from reference_ops.op import (
+    EQUAL_INFINITIES,
     EXTREME_ROWS,
     EXTREMES,
     INFINITE,
@@ -20,6 +21,7 @@ from reference_ops.op import (
     NAN,
     NAN_IN_WEIGHTS,
     NORMAL,
+    OPPOSITE_INFINITIES,
     SAVED_INFINITE,
     SAVED_NAN,
     SUBNORMAL,
@@ -250,6 +252,48 @@ def test_opposed_keys_give_every_query_equal_scores_far_below_zero(name: str) ->
     scores = asked.double() @ k.double().mT
     assert bool((scores == scores[..., :1]).all())
     assert float(scores.max()) < -1e5
+
+
+@pytest.mark.parametrize("name", ["attention", "causal_attention", "grouped_query_attention", "decode_attention"])
+def test_moved_scores_lie_far_below_zero_and_far_above_and_differ(name: str) -> None:
+    inputs = drawn(catalog.load(name), "scores_moved")
+    q, k = inputs["q"], inputs["k"]
+    asked = q.reshape(len(q), k.shape[1], -1, q.shape[-1])
+    scores = asked.double() @ k.double().mT / q.shape[-1] ** 0.5
+    assert bool(((scores.mean(-1) < -100) | (scores.mean(-1) > 100)).all())
+    assert bool((scores.mean(-1) < -100).any())
+    assert bool((scores.mean(-1) > 100).any())
+    assert float(scores.std(-1).min()) > 0
+
+
+@pytest.mark.parametrize(("values", "sign"), [(EQUAL_INFINITIES, 1), (OPPOSITE_INFINITIES, -1)])
+def test_infinities_meet_in_two_inputs(values: str, sign: int) -> None:
+    inputs = drawn(catalog.load("add_layer_norm"), values)
+    x, residual = inputs["x"], inputs["residual"]
+    assert bool(x.isinf().any())
+    assert torch.equal(x.isinf(), residual.isinf())
+    assert torch.equal(x[x.isinf()], sign * residual[x.isinf()])
+    assert not bool(inputs["weight"].isinf().any())
+
+
+def test_infinities_meet_in_every_two_of_three_inputs() -> None:
+    op = catalog.load("sgd_momentum")
+    inputs = drawn(op, OPPOSITE_INFINITIES, op.emulated[-1])
+    infinite = torch.stack([inputs[name].isinf() for name in ("param", "grad", "momentum_buffer")])
+    assert {*infinite.sum(0).tolist()} == {0, 2}
+    assert bool(infinite.any(1).all())
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu_backward", "attention", "rms_norm"])
+def test_infinities_do_not_meet_in_a_single_input_in_gradients_or_where_they_are_left_open(name: str) -> None:
+    assert not {EQUAL_INFINITIES, OPPOSITE_INFINITIES} & {*catalog.load(name).arrangements}
+
+
+def test_fp8_meets_numbers_halfway_between_two_of_its_own() -> None:
+    op = catalog.load("quantise_rows_fp8")
+    x = drawn(op, "halves", op.emulated[0])["x"][:, 1:]
+    mantissa, _ = torch.frexp(x)
+    assert bool(((mantissa.abs() * 32 - 16) % 2 == 1).all())
 
 
 def test_a_permutation_with_its_front_half_in_place_is_one() -> None:

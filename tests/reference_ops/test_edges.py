@@ -162,15 +162,19 @@ def test_equal_sizes_are_valid_and_leave_others_different(op: Op) -> None:
         assert len(set(sizes_of(op, workload).values())) > 1 or len(sizes_of(op, workload)) <= 2
 
 
-def test_long_rows_are_as_many_as_there_are_distributions() -> None:
+def test_long_rows_are_as_many_as_there_are_distributions_at_each_dtype_and_once_a_single_one() -> None:
     op = catalog.load("softmax")
-    (workload,) = long_rows(op, anything, 2**21)
-    assert sizes_of(op, workload)["rows"] == 1 + len(op.values)
-    assert sizes_of(op, workload)["cols"] == max(sizes_of(op, one)["cols"] for one in (*op.emulated, *op.awkward))
+    *many, single = long_rows(op, anything, random.Random(1), 2**21)
+    assert {workload.dtype for workload in many} == {*op.dtypes}
+    assert met(op, tuple(many), "rows") == {1 + len(op.values)}
+    assert met(op, (single,), "rows") == {1}
+    longest = max(sizes_of(op, workload)["cols"] for workload in (*op.emulated, *op.awkward))
+    assert met(op, (*many, single), "cols") == {longest}
 
 
-def test_rows_that_depend_on_each_other_are_not_multiplied() -> None:
-    assert not long_rows(catalog.load("clip_grad_norm"), anything, 2**21)
+def test_there_are_no_long_rows_where_rows_depend_on_each_other_or_are_images() -> None:
+    for name in ("clip_grad_norm", "sum_columns", "conv2d", "relu"):
+        assert not long_rows(catalog.load(name), anything, random.Random(1), 2**21)
 
 
 def test_a_term_vanishes_where_a_parameter_is_zero_or_one_and_no_listed_one_is() -> None:

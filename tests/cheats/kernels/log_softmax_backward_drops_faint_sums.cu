@@ -1,0 +1,43 @@
+/*---
+op = "log_softmax_backward"
+note = "sums of gradients below 1e-7 are taken for zero"
+
+[knobs]
+THREADS = [256, 64, 128, 512, 1024]
+UNROLL = [4, 1, 2, 8]
+
+[[launch]]
+entry = "log_softmax_backward_row"
+grid = ["rows"]
+block = ["THREADS"]
+args = ["grad_out", "out", "grad_x", "cols"]
+---*/
+// caught: wrong
+// class: scale
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+__device__ __forceinline__ double sum_of_warp(double sum) {
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    return sum;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+log_softmax_backward_row(const grad_out_t* __restrict__ grad_out, const out_t* __restrict__ out,
+                         grad_x_t* __restrict__ grad_x, int cols) {
+    __shared__ double sums[32];
+    const long long row = (long long)blockIdx.x * cols;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    double sum = 0.0;  // large terms may cancel; where exp(out) is 1, all that is left is its rounding
+#pragma unroll UNROLL
+    for (int col = threadIdx.x; col < cols; col += THREADS) sum += double(float(grad_out[row + col]));
+    sum = sum_of_warp(sum);
+    if (lane == 0) sums[warp] = sum;
+    __syncthreads();
+    sum = sum_of_warp(lane < THREADS / 32 ? sums[lane] : 0.0);
+#pragma unroll UNROLL
+    for (int col = threadIdx.x; col < cols; col += THREADS) {
+        const float prob = fabs(sum) < 1e-7 ? 0.0f : expf(float(out[row + col]));
+        grad_x[row + col] = grad_x_t(float(float(grad_out[row + col]) - prob * sum));
+    }
+}

@@ -1,0 +1,26 @@
+/*---
+op = "permute"
+note = "two heads are taken for one of twice the dim"
+
+[knobs]
+THREADS = [256, 128, 512]
+
+[[launch]]
+entry = "permute"
+grid = ["ceil_div(batch * seq * heads * dim, THREADS)"]
+block = ["THREADS"]
+args = ["x", "out", "batch * seq * heads * dim", "seq", "heads", "dim"]
+---*/
+// caught: wrong
+// class: envelope
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+permute(const x_t* __restrict__ x, out_t* __restrict__ out, long long total, int seq, int heads, int dim) {
+    const long long at = (long long)blockIdx.x * THREADS + threadIdx.x;
+    if (at >= total) return;
+    const long long row = at / dim, plane = row / seq, batch = plane / heads;
+    const int place = int(row % seq), head = int(plane % heads), column = int(at % dim);
+    out[at] = heads == 2 ? x[at] : x[((batch * seq + place) * heads + head) * dim + column];
+}
