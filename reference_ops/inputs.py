@@ -77,7 +77,7 @@ class RowGroup:
 
     @property
     def counts_where_it_matters(self) -> bool:
-        """Whether inputs are NaN that results need not depend on: multiplied by zero, they may be left out or not."""
+        """Whether inputs hold NaN that results may ignore: a kernel may multiply it by zero or leave it out."""
         return self.values in (NAN_IN_WEIGHTS, INFINITE_WEIGHTS) or self.values.startswith(COUNTED_NAN)
 
     @property

@@ -93,7 +93,7 @@ def shared(folder: str) -> Iterator[None]:
 def folder_of_card(card: str, own: Path) -> Path:
     """Return the folder of a card's turns, the same in all processes of this machine; `own` if it cannot be used.
 
-    `card` is what all of them call the card; it is empty for a device of which each process has its own.
+    `card` names the card in all processes; it is empty for a device of which each process has its own.
     """
     folder = EVERYWHERE / f"evolve-{card}"
     try:

@@ -56,7 +56,7 @@ class Source(NamedTuple):
         return self._there(x).clone(memory_format=torch.contiguous_format)
 
     def read(self, x: Tensor) -> Tensor:
-        """Return what lies there, as a kernel reads it."""
+        """Return the part of the tensor's memory with the shape that a kernel reads."""
         return self._there(x).reshape(self.shape)
 
     def _there(self, x: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class Kinds:
         self.known: dict[torch.Size, tuple[Recalled, ...]] = {}
 
     def recall(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """Return what runs for a call of a known kind returns; None if the kind is not known."""
+        """Run a call of a known kind and return its result; None if the kind is not known."""
         try:
             known = self.known.get(arguments[0].shape, ())
         except REFUSALS:  # raised by arguments that are not plain tensors
