@@ -77,10 +77,12 @@ def compiled(
 
     longer, _ = _programs(kernel, op, stretched(op, accepts_long, rng, policy.stretched_bytes), info, compile_bound)
     rows, _ = _programs(kernel, op, long_rows(op, accepts, rng, policy.stretched_bytes), info, compile_bound)
+    edges = small_sizes(op, accepts, rng, policy.held_out_bytes)
+    edges += equal_sizes(op, accepts, rng, policy.held_out_bytes)
+    if policy.edge_shapes is not None and not confirm:
+        edges = tuple(rng.sample(edges, min(policy.edge_shapes, len(edges))))
     single = special_parameters(op, accepts, policy.held_out_bytes)
-    single += far_apart(op, accepts, policy.held_out_bytes)
-    single += small_sizes(op, accepts, rng, policy.held_out_bytes)
-    single += equal_sizes(op, accepts, rng, policy.held_out_bytes)
+    single += far_apart(op, accepts, policy.held_out_bytes) + edges
     single += past_few_bits(op, accepts_long, rng, policy.stretched_bytes)
     once, _ = _programs(kernel, op, single, info, compile_bound)
     few = few_rows(op, [workload for workload, _ in declared], accepts) if confirm else ()

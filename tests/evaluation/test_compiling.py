@@ -10,6 +10,7 @@ import torch
 from bad_kernels import UNKNOWN_TENSOR, twice_kernel
 from scripted_device import INFO, OP, ScriptedDevice, ScriptedProgram
 
+from archive import library
 from archive.binding import Bound
 from archive.kernel import Kernel, parse
 from archive.records import Evaluation, Outcome, Traits
@@ -191,3 +192,17 @@ def test_a_few_rows_are_compiled_only_to_confirm() -> None:
 
     assert few(confirm=False) == 0
     assert few(confirm=True) == 1
+
+
+def test_a_gpu_gets_a_few_small_shapes_in_each_evaluation_and_all_of_them_to_confirm() -> None:
+    op, info = catalog.load("softmax"), replace(INFO, kind="cuda")
+    kernel = library.plain("softmax")[0]
+
+    def drawn(seed: int, *, confirm: bool) -> set[str]:
+        found = compiled(kernel, op, info, ScriptedProgram, seed, confirm=confirm).once
+        return {workload.key for workload, _ in found if max(dict(workload.dims).values()) < 100}
+
+    every = drawn(1, confirm=True)
+    few = [drawn(seed, confirm=False) for seed in range(12)]
+    assert max(map(len, few)) <= 3 < len(every)
+    assert len(set.union(*few)) > 3

@@ -29,6 +29,7 @@ POLICY = Policy(
     held_out_bytes=2**25,
     stretched_bytes=2**21,
     stretched_flops=2**34,
+    edge_shapes=3,  # each takes a compilation
     beyond_elements=2**31,
     most_workers=2,
     card_variable="CUDA_VISIBLE_DEVICES",
