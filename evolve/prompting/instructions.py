@@ -192,8 +192,8 @@ __device__ void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2
         "product and its wait runs beside it only where a branch or loop on the result stands before "
         "wgmma.wait_group, as the compiler moves waits up, and only if the product's own registers are not touched. "
         "Blocks that fetch tiles of 128 x 64 and 64 x 256 by cp.async, two steps ahead, reach 74 % of cuBLAS at 4096 "
-        "cubed; fetched by tensor maps, all of it. For float32, scale each row of A and column of B by a power of two to "
-        "a largest value near 2^15, split both into a high half and a low one times 2^11, and add high * high and "
+        "cubed; fetched by tensor maps, all of it. For float32, scale each row of A and column of B by a power of two "
+        "to a largest value near 2^15, split both into a high half and a low one times 2^11, and add high * high and "
         "2^-11 * (high * low + low * high) to float32 sums after every 64 terms, as sums in tensor cores lose bits: "
         "2.7 times PyTorch's speed.",
         """\
