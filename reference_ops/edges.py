@@ -127,6 +127,9 @@ def small_sizes(
                 few = _few(op, tried, free)
                 if {pair, other} <= few and _is_mixed(few, free) and fits(tried):
                     workload = tried
+            if max(op.sizes(workload).values()) <= MOST_SMALL:
+                beside = (one for one in _with_larger(op, workload, pair) if pair in _few(op, one, free))
+                workload = next(filter(fits, beside), workload)
             left -= _few(op, workload, free)
             exact = replace(workload, dtype=max(op.dtypes, key=lambda name: DTYPES[name].itemsize))
             found.append(exact if workload.parameters and fits(exact) else workload)  # parameters may matter little
@@ -254,6 +257,13 @@ def _with_small(
     for tried in alone[:NEAREST]:
         own = (other for other, _ in _every_size(tried) if other in ranges_of(op.listed) and other != name)
         yield from (with_sizes(tried, {other: size * times}) for other in own for times in (1, 2))
+
+
+def _with_larger(op: Op, workload: Workload, pair: tuple[str, int]) -> Iterator[Workload]:
+    """Yield workloads in which another size is larger, as far as it is so in a listed one."""
+    for name, (_, most) in ranges_of(op.listed).items():
+        if name != pair[0] and most > MOST_SMALL:
+            yield with_sizes(workload, {name: min(most, REACH)})
 
 
 def _following(
