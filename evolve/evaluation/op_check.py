@@ -13,7 +13,7 @@ import torch
 
 from evolve.evaluation.allowed_errors import leeway
 from evolve.evaluation.compare import alike
-from evolve.evaluation.truth import Truth, truth
+from evolve.evaluation.truth import Truth, of_more_bits, truth
 from reference_ops.inputs import RowGroup, inputs_at
 from reference_ops.op import (
     CLASHING,
@@ -138,20 +138,15 @@ def _lost(op: Op, workload: Workload, seed: int, torch_device: str, values: str)
         yield _spot(known, "", words, f"a kernel with {words} would pass")
 
 
-def _of_more_bits(values: torch.Tensor) -> torch.Tensor:
-    """Return 8-bit floats as float32, because PyTorch has few operations on them, and others as they are."""
-    return values.float() if values.is_floating_point() and values.element_size() == 1 else values
-
-
 def _differs(known: Truth, index: int, output: torch.Tensor) -> bool:
     """Return whether the output differs visibly from PyTorch's where all of PyTorch's results agree."""
     for group in known.groups(index):
         if known.is_open(index, group):
             continue
         found, pytorch, expected = (
-            _of_more_bits(values[group.rows]) for values in (output, known.pytorch[index], known.expected[index])
+            of_more_bits(values[group.rows]) for values in (output, known.pytorch[index], known.expected[index])
         )
-        at_dtype = map(_of_more_bits, known.at_dtype(index, group.rows))
+        at_dtype = map(of_more_bits, known.at_dtype(index, group.rows))
         clear = all(bool(alike(one, expected.to(one.dtype)).all()) for one in at_dtype)
         if not clear:
             continue

@@ -281,9 +281,12 @@ def defined(op: Op, workload: Workload, torch_device: str, *, finite: bool = Fal
         raise
     except Exception:  # noqa: BLE001 - a user's reference may refuse sizes with any exception
         return False
-    floats = (output for output in outputs if output.is_floating_point())
-    # PyTorch has few operations on 8-bit floats.
-    return not finite or all(bool((one.float() if one.element_size() == 1 else one).isfinite().all()) for one in floats)
+    return not finite or all(bool(of_more_bits(output).isfinite().all()) for output in outputs)
+
+
+def of_more_bits(values: torch.Tensor) -> torch.Tensor:
+    """Return 8-bit floats as float32, because PyTorch has few operations on them, and others as they are."""
+    return values.float() if values.is_floating_point() and values.element_size() == 1 else values
 
 
 def _differ(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:

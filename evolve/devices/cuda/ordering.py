@@ -15,6 +15,7 @@ from archive.records import Outcome, content_id
 from evolve.devices.cuda.ptx import Entry, Instruction, Parameter, Read, Register, entries
 from evolve.devices.device import RejectedError
 
+Address = Pointer | Pointers | BoundMap  # an argument by which a launch reaches tensors
 SHARES = ("atom.", ".volatile", ".relaxed", ".acquire", "ld.global.cg.", "ld.global.cv.")
 REDUCES = re.compile(r"red\.(?<![a-z]red\.)")  # not `shared.`
 READ_ONLY = re.compile(r"ldg|\.nc\b")  # in the source: loads that the compiler is told to make read-only
@@ -54,7 +55,7 @@ def check(bound: Bound, ptx: str) -> tuple[str, ...]:
 def use(bound: Bound) -> str:
     """Return all that `check` depends on besides the PTX, so that its result can be kept for equal uses."""
     launches = [
-        (one.entry, [_names(value) if isinstance(value, Pointer | Pointers | BoundMap) else "" for value in one.args],
+        (one.entry, [_names(value) if isinstance(value, Address) else "" for value in one.args],
          one.cooperative, prod(one.grid) > 1, prod(one.block) <= WARP)
         for one in bound.launches
     ]  # fmt: skip
@@ -387,11 +388,11 @@ def _operator(instruction: Instruction) -> str:
 
 
 def _passed(launch: BoundLaunch) -> tuple[str, ...]:
-    pointers = (value for value in launch.args if isinstance(value, Pointer | Pointers | BoundMap))
+    pointers = (value for value in launch.args if isinstance(value, Address))
     return tuple(name for value in pointers for name in _names(value))
 
 
-def _names(value: Pointer | Pointers | BoundMap) -> tuple[str, ...]:
+def _names(value: Address) -> tuple[str, ...]:
     if isinstance(value, BoundMap):
         return (value.tensor,)
     return (value.name,) if isinstance(value, Pointer) else value.names
