@@ -291,8 +291,9 @@ class LocalEngine:
                 if self._preparers:
                     self._lacking.compile_next(state.job.op, workloads)
             case Done(tainted=tainted):
-                self._judged = True
-                self._start_others(worker.card)
+                if worker.role is Role.EVALUATOR:  # a compiler has no card
+                    self._judged = True
+                    self._start_others(worker.card)
                 self._release(worker, tainted=tainted)
                 yield from self._handle_evaluated(message, state.job.op, worker.card)
 

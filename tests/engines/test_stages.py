@@ -118,6 +118,15 @@ def test_a_kernel_that_does_not_compile_never_reaches_an_evaluator(
     assert watched.evaluators == []
 
 
+def test_a_kernel_that_does_not_compile_gets_its_verdict_beside_several_cards() -> None:
+    made = Watched(cards=("one", "two"))
+    try:
+        (evaluation,) = made.verdicts(job(bad_kernels.NO_CODE))
+        assert evaluation.outcome is Outcome.COMPILE_ERROR
+    finally:
+        made.engine.close()
+
+
 @pytest.mark.exhaustive
 def test_each_of_many_kernels_gets_its_verdict() -> None:
     made = Watched(workers=2, compilers=2)
