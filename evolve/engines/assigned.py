@@ -3,9 +3,11 @@
 import contextlib
 import math
 import os
+import secrets
 import signal
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from evolve.evaluation.requests import Answer, Request
 START_SECONDS, EXIT_SECONDS = 300.0, 20.0
 DELAYED = 6  # times its limit that compiling may take on a machine that gives it few of its cores
 STDERR_CHARACTERS = 1500
+MOST_COMPILED_AHEAD = 8  # compiled kernels waiting for an evaluator
 
 
 @dataclass(eq=False)
@@ -48,6 +51,42 @@ class JobState:
     def message(self, device: DeviceInfo) -> Assignment:
         job = self.job
         return Assignment(job.kernel.text, job.op, job.bars, job.confirm, self.shapes_seed, device, self.at_a_glance)
+
+
+class JobQueue:
+    """The jobs of an `evaluate` that no worker has: new ones, compiled ones, and those that the caller still holds."""
+
+    def __init__(self, *, compiles_ahead: bool) -> None:
+        self._compiles_ahead = compiles_ahead
+        self._incoming: Iterator[Job | None] = iter(())
+        self.ended = True  # whether there are no more jobs to take
+        self.new, self.compiled = deque[JobState](), deque[JobState]()
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self.new or self.compiled)
+
+    def begin(self, jobs: Iterable[Job | None]) -> None:
+        self._incoming, self.ended = iter(jobs), False
+
+    def take_next(self) -> None:
+        for job in self._incoming:
+            if job:
+                self.new.append(JobState(job, secrets.randbelow(2**31), time.monotonic()))
+            return
+        self._incoming, self.ended = iter(()), True
+
+    def stage(self, role: Role) -> deque[JobState]:
+        """Return the jobs for workers with this role. If they wait for new jobs, the next one is taken."""
+        if role is Role.EVALUATOR and self._compiles_ahead:
+            return self.compiled
+        if not self.new and len(self.compiled) < MOST_COMPILED_AHEAD:
+            self.take_next()
+        return self.new
+
+    def drop(self) -> None:
+        self.new.clear()
+        self.compiled.clear()
 
 
 @dataclass(eq=False)

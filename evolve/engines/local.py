@@ -1,8 +1,5 @@
 """Local engine: evaluates kernels in a pool of worker processes on this machine, some of which compile ahead."""
 
-import secrets
-import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -12,6 +9,7 @@ from evolve.devices.choose import policy_of
 from evolve.engines import messages
 from evolve.engines.assigned import (
     Failure,
+    JobQueue,
     JobState,
     SideJob,
     Worker,
@@ -40,7 +38,6 @@ from evolve.evaluation.requests import (
 )
 
 TICK_SECONDS = 0.2
-MOST_COMPILED_AHEAD = 8  # compiled kernels waiting for an evaluator
 JOBS_PER_WORKER, START_ATTEMPTS = 200, 3
 DONE = ""  # the phase of a kernel that is being worked on no more
 MOST_FAILED_PROFILES = 3  # in a row; after that, no more are tried
@@ -72,16 +69,14 @@ class LocalEngine:
         self._shared_memory = policy.kernels_are_native_code  # a kernel can write to all of its worker's memory
         self._watch = watch or (lambda _kernel, _phase: None)
         self._phase_seconds = phase_seconds or policy.phase_seconds
-        self._compiles_ahead, self._preparers = compilers > 0, preparers
+        self._preparers = preparers
         self._lacking = LackingBaselines(policy.baselines)
         self._cards = tuple(cards)
         self._infos: dict[str, DeviceInfo] = {}  # by card, as its first worker measured it
         self._failed_starts = self._failed_profiles_in_a_row = 0
         self._last_profile = ProfileResult(None)
         self._failed_profiles: dict[tuple[str, str], ProfileResult] = {}  # by kernel and workload
-        self._incoming: Iterator[Job | None] = iter(())
-        self._ended = True  # whether there are no more jobs to take
-        self._new, self._compiled = deque[JobState](), deque[JobState]()
+        self._jobs = JobQueue(compiles_ahead=compilers > 0)
         memory = dict.fromkeys(Role, policy.worker_bytes) | {Role.COMPILER: COMPILER_BYTES}
         self._workers_per_card, self._judged = workers, not policy.times_are_gpu_times  # whether there is a verdict
         roles = [(Role.EVALUATOR, card) for card in self._cards] + [(Role.COMPILER, "")] * compilers
@@ -100,7 +95,8 @@ class LocalEngine:
 
     def evaluate(self, jobs: Iterable[Job | None]) -> Iterator[Evaluation]:
         self._drop_unfinished()
-        info, self._incoming, self._ended = self.info, iter(jobs), False
+        info = self.info
+        self._jobs.begin(jobs)
         verdicts: list[Evaluation] = []
         while True:
             try:
@@ -109,8 +105,8 @@ class LocalEngine:
             finally:
                 yield from verdicts
             if not self._busy:
-                self._take_next_job()  # there may be more jobs even if all workers are still starting
-            if self._ended and not self._busy:
+                self._jobs.take_next()  # there may be more jobs even if all workers are still starting
+            if self._jobs.ended and not self._busy:
                 return
             verdicts = self._step()
 
@@ -164,27 +160,19 @@ class LocalEngine:
 
     def _drop_unfinished(self) -> None:
         """Drop the remaining jobs of an `evaluate` that its caller has abandoned."""
-        self._new.clear()
-        self._compiled.clear()
+        self._jobs.drop()
         self._lacking.drop()
         for worker in self._judging:
             self._replace(worker)
 
     @property
     def _busy(self) -> bool:
-        return bool(self._new or self._compiled or self._lacking.waiting or self._judging)
+        return bool(self._jobs.waiting or self._lacking.waiting or self._judging)
 
     @property
     def _judging(self) -> list[Worker]:
         """The workers that are busy with kernels, or with what kernels wait for."""
         return [worker for worker in self._pool.workers if worker.current and worker.role is not Role.PREPARER]
-
-    def _take_next_job(self) -> None:
-        for job in self._incoming:
-            if job:
-                self._new.append(JobState(job, secrets.randbelow(2**31), time.monotonic()))
-            return
-        self._incoming, self._ended = iter(()), True
 
     def _assign_jobs(self, info: DeviceInfo) -> None:
         """Give every idle worker the next job of its stage, evaluators first."""
@@ -195,13 +183,11 @@ class LocalEngine:
                 place, kernel_id = found
                 worker.give(SideJob(place.request, kernel_id, place=place), info)
                 continue
-            last_stage = worker.role is Role.EVALUATOR
-            queue = self._compiled if last_stage and self._compiles_ahead else self._new
-            if queue is self._new and not queue and len(self._compiled) < MOST_COMPILED_AHEAD:
-                self._take_next_job()
+            queue = self._jobs.stage(worker.role)
             if not queue:
                 continue
-            if last_stage and (queue[0].job.confirm or queue[0].fault):  # needs a fresh process, on the first card
+            needs_fresh_process = queue[0].job.confirm or queue[0].fault
+            if worker.role is Role.EVALUATOR and needs_fresh_process:
                 if not self._is_first(worker):
                     continue
                 if worker.jobs:
@@ -215,7 +201,7 @@ class LocalEngine:
 
     def _share_compilation(self, info: DeviceInfo) -> None:
         """Let compilers that have nothing else to do help with kernels that others have begun to compile."""
-        compilers = [worker for worker in self._pool.workers if worker.role is Role.COMPILER and not self._new]
+        compilers = [worker for worker in self._pool.workers if worker.role is Role.COMPILER and not self._jobs.new]
         idle = [worker for worker in compilers if worker.idle]
         for state in [worker.current for worker in compilers]:
             if idle and isinstance(state, JobState) and not state.shared:
@@ -341,7 +327,7 @@ class LocalEngine:
             yield verdict_on(state, self.info, Outcome.DUPLICATE, log)
             return
         self._watch(state.job.kernel.id, WAITING)
-        self._compiled.append(state)
+        self._jobs.compiled.append(state)
 
     def _release(self, worker: Worker, *, tainted: bool = False) -> None:
         worker.current = None
@@ -406,7 +392,7 @@ class LocalEngine:
         if failure:
             yield verdict_on(state, self.info, failure.outcome, failure.log)
         else:
-            self._new.appendleft(state)
+            self._jobs.new.appendleft(state)
 
     def _replace(self, worker: Worker) -> None:
         self._pool.replace(worker, self._infos.get(worker.card))

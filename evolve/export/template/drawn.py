@@ -22,6 +22,10 @@ class Drawn:
     named: dict[str, Any]
 
 
+def call(*arguments: Any, **named: Any) -> Drawn:
+    return Drawn(arguments, named)
+
+
 @dataclass
 class Draw:
     """A source of random arguments."""

@@ -5,36 +5,34 @@ from typing import Any
 
 import torch
 
-from evolve.export.template.drawn import SIZES, Draw, Drawn
+from evolve.export.template.drawn import SIZES, Draw, Drawn, call
 
 Recipe = Callable[[Draw], Drawn]
 
 
-def call(*arguments: Any, **named: Any) -> Drawn:
-    return Drawn(arguments, named)
+def _alike(tensors: int, **options: Sequence[Any]) -> Recipe:
+    """Return calls with so many tensors of one shape."""
 
-
-def _pointwise(**options: Sequence[Any]) -> Recipe:
     def recipe(draw: Draw) -> Drawn:
-        given = {name: draw.choice(values) for name, values in options.items()}
-        return call(draw.tensor(*draw.shape(0)), **given)
+        given, shape = {name: draw.choice(values) for name, values in options.items()}, draw.shape(0)
+        return call(*[draw.tensor(*shape) for _ in range(tensors)], **given)
 
     return recipe
 
 
-def _along(draw: Draw) -> Drawn:
-    shape = draw.shape()
-    return call(draw.tensor(*shape), draw.dim(len(shape)), **_dtype(draw))
+def _along(low: float = -2.0, high: float = 2.0) -> Recipe:
+    """Return calls along a dim, with numbers of a range."""
+
+    def recipe(draw: Draw) -> Drawn:
+        shape = draw.shape()
+        return call(draw.tensor(*shape, low=low, high=high), draw.dim(len(shape)), **_dtype(draw))
+
+    return recipe
 
 
 def _dtype(draw: Draw) -> dict[str, Any]:
     """Return the dtype of a result as an argument, where one is given."""
     return draw.choice([{}, {}, {}, {"dtype": None}, {"dtype": torch.float32}])  # type: ignore[no-any-return]
-
-
-def _factors(draw: Draw) -> Drawn:
-    shape = draw.shape()
-    return call(draw.tensor(*shape, low=0.8, high=1.2), draw.dim(len(shape)), **_dtype(draw))
 
 
 def _reduced(draw: Draw) -> Drawn:
@@ -143,15 +141,6 @@ def _local(draw: Draw) -> Drawn:
     return call(
         draw.tensor(*_images(draw, 7)), draw.choice([3, 5]), draw.choice([1e-4, 1e-2]), 0.75, draw.choice([1.0, 2.0])
     )
-
-
-def _loss(**options: Sequence[Any]) -> Recipe:
-    def recipe(draw: Draw) -> Drawn:
-        shape = draw.shape(0)
-        given = {name: draw.choice(values) for name, values in options.items()}
-        return call(draw.tensor(*shape), draw.tensor(*shape), **given)
-
-    return recipe
 
 
 def _kl(draw: Draw) -> Drawn:
@@ -354,14 +343,14 @@ def _ctc(draw: Draw) -> Drawn:
 
 
 RECIPES: dict[str, Recipe] = {
-    **{name: _pointwise() for name in ("sigmoid", "tanh")},
-    **{name: _pointwise(inplace=(*[False] * 7, True)) for name in ("relu", "silu", "mish", "hardswish")},
-    "softplus": _pointwise(beta=(1.0, 1, 2.0), threshold=(20.0, 20, 1.0)),
-    "elu": _pointwise(alpha=(1.0, 0.5, 0.0, -1.0)),
-    "leaky_relu": _pointwise(negative_slope=(0.01, 0.3, 0.0, -0.0, 1.0, 1, -2.0)),
-    "gelu": _pointwise(approximate=("none", "tanh")),
-    **dict.fromkeys(("softmax", "log_softmax", "cumsum"), _along),
-    "cumprod": _factors,
+    **{name: _alike(1) for name in ("sigmoid", "tanh")},
+    **{name: _alike(1, inplace=(*[False] * 7, True)) for name in ("relu", "silu", "mish", "hardswish")},
+    "softplus": _alike(1, beta=(1.0, 1, 2.0), threshold=(20.0, 20, 1.0)),
+    "elu": _alike(1, alpha=(1.0, 0.5, 0.0, -1.0)),
+    "leaky_relu": _alike(1, negative_slope=(0.01, 0.3, 0.0, -0.0, 1.0, 1, -2.0)),
+    "gelu": _alike(1, approximate=("none", "tanh")),
+    **dict.fromkeys(("softmax", "log_softmax", "cumsum"), _along()),
+    "cumprod": _along(0.8, 1.2),
     **dict.fromkeys(("sum", "mean"), _reduced),
     **dict.fromkeys(("argmax", "max"), _extreme),
     "vector_norm": _norm,
@@ -376,8 +365,8 @@ RECIPES: dict[str, Recipe] = {
     "instance_norm": _instance_norm,
     "batch_norm": _batch_norm,
     "local_response_norm": _local,
-    "mse_loss": _loss(reduction=("mean", "mean", "sum", "none")),
-    "huber_loss": _loss(delta=(1.0, 0.5, 1), reduction=("mean", "mean", "sum", "none")),
+    "mse_loss": _alike(2, reduction=("mean", "mean", "sum", "none")),
+    "huber_loss": _alike(2, delta=(1.0, 0.5, 1), reduction=("mean", "mean", "sum", "none")),
     "kl_div": _kl,
     "cross_entropy": _cross_entropy,
     "ctc_loss": _ctc,
