@@ -19,9 +19,12 @@ from evolve.export.template.redirecting import GraphPass
 
 OPS = (
     "rms_norm", "add_rms_norm", "swiglu", "geglu", "silu", "gelu", "causal_conv1d", "batch_norm", "batch_norm_relu",
-    "relu", "group_norm", "group_norm_silu", "rope", "topk",
+    "relu", "group_norm", "group_norm_silu", "rope", "rotary_embedding", "topk",
 )  # fmt: skip
-BACKWARD = ("rms_norm_backward", "swiglu_backward", "causal_conv1d_backward_data", "causal_conv1d_backward_weight")
+BACKWARD = (
+    "rms_norm_backward", "swiglu_backward", "causal_conv1d_backward_data", "causal_conv1d_backward_weight",
+    "rotary_embedding_backward",
+)  # fmt: skip
 CHANNELS, LENGTH, WIDTH = 6, 12, 8
 ROWS = (2, 5, WIDTH)
 Model = Callable[..., Any]
@@ -144,6 +147,48 @@ class Rotated(nn.Module):
         return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
 
 
+def rotate_half(x: Tensor) -> Tensor:
+    first, second = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+    return torch.cat((-second, first), dim=-1)
+
+
+def tables(batch: int, tokens: int, dim: int) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines of other positions in each sequence."""
+    positions = torch.arange(tokens)[None] + 3 * torch.arange(batch)[:, None]
+    angles = positions[:, :, None] * 10_000.0 ** -torch.linspace(0, 1, dim // 2)
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos(), angles.sin()
+
+
+class LlamaRotated(nn.Module):
+    """As in Hugging Face's Llama: the projections' heads are transposed before they are rotated."""
+
+    def __init__(self, batch: int = 1, heads_at: int = 1) -> None:
+        super().__init__()
+        self.batch, self.heads_at = batch, heads_at
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = x.view(2, 5, 3, 8)
+        q = q.transpose(1, 2) if self.heads_at == 1 else q
+        cos, sin = (one.unsqueeze(self.heads_at) for one in tables(self.batch, 5, 8))
+        out: Tensor = (q * cos) + (rotate_half(q) * sin)
+        return out
+
+
+class FlatRotated(nn.Module):
+    """With tables without a batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        (cos,), (sin,) = tables(1, x.shape[-2], x.shape[-1])
+        out: Tensor = rotate_half(x).mul(sin) + cos.mul(x)
+        return out
+
+
+class TransposedRotated(Rotated):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.transpose(1, 2))
+
+
 IMAGES = (2, CHANNELS, 4, 3)
 MODELS: dict[str, tuple[str, Callable[[], nn.Module], tuple[int, ...]]] = {
     "a norm as in Hugging Face's Llama": ("rms_norm", LlamaNorm, ROWS),
@@ -158,6 +203,11 @@ MODELS: dict[str, tuple[str, Callable[[], nn.Module], tuple[int, ...]]] = {
     "ReLU in place": ("batch_norm_relu", lambda: Normed(nn.BatchNorm2d(CHANNELS), nn.ReLU(inplace=True)), IMAGES),
     "group norm and SiLU": ("group_norm_silu", lambda: Normed(nn.GroupNorm(3, CHANNELS), nn.SiLU()), IMAGES),
     "a rotary embedding": ("rope", Rotated, (2, 3, 5, 8)),
+    "one of tokens": ("rope", TransposedRotated, (2, 5, 3, 8)),
+    "one as in Hugging Face's Llama": ("rotary_embedding", LlamaRotated, (2, 5, 24)),
+    "one with positions of each sequence": ("rotary_embedding", lambda: LlamaRotated(batch=2), (2, 5, 24)),
+    "one with heads behind tokens": ("rotary_embedding", lambda: LlamaRotated(heads_at=2), (2, 5, 24)),
+    "one with tables without a batch": ("rotary_embedding", FlatRotated, (2, 3, 5, 8)),
 }
 
 
@@ -230,6 +280,55 @@ def test_calls_that_compute_something_else_are_left(known: Functions, model: Mod
     run, graph_pass = compiled(model, known)
     torch.testing.assert_close(run(x.clone(), weight), model(x.clone(), weight))
     assert "rms_norm" not in graph_pass.report.replaced
+
+
+def negated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return x * cos + torch.cat((x[..., 4:], -x[..., :4]), dim=-1) * sin
+
+
+def unequal(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return x * cos + torch.cat((-x[..., 3:], x[..., :3]), dim=-1) * sin
+
+
+def overlapping(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return x * cos + torch.cat((-x[..., 4:], x[..., 1:5]), dim=-1) * sin
+
+
+def of_two(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return x * cos + rotate_half(x + 1) * sin
+
+
+def for_each_head(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return x * cos.expand(2, 3, 5, 8) + rotate_half(x) * sin.expand(2, 3, 5, 8)
+
+
+def in_wider_angles(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return x.bfloat16() * cos + rotate_half(x.bfloat16()) * sin
+
+
+@pytest.mark.parametrize(
+    "model", [negated, unequal, overlapping, of_two, for_each_head, in_wider_angles], ids=lambda one: one.__name__
+)
+def test_rotations_of_another_kind_are_left(known: Functions, model: Model) -> None:
+    x, (cos, sin) = torch.randn(2, 3, 5, 8), tables(1, 5, 8)
+    run, graph_pass = compiled(model, known)
+    torch.testing.assert_close(run(x, cos[0], sin[0]), model(x, cos[0], sin[0]))
+    assert "rotary_embedding" not in graph_pass.report.replaced
+
+
+def test_a_rotation_lies_in_memory_as_pytorchs(known: Functions) -> None:
+    model, x = LlamaRotated(), torch.randn(2, 5, 24)
+    run, _ = compiled(model, known)
+    assert run(x).stride() == model(x).stride() == (120, 8, 24, 1)
+
+
+def test_a_rotation_by_tables_that_ask_for_gradients_is_left(known: Functions) -> None:
+    run, graph_pass = compiled(lambda *given: given[0] * given[1] + rotate_half(given[0]) * given[2], known)
+    x, (cos, sin) = torch.randn(2, 3, 5, 8), tables(1, 5, 8)
+    cos.requires_grad_()
+    run(x, cos, sin).sum().backward()
+    torch.testing.assert_close(cos.grad, x.sum((0, 1))[None])
+    assert "no gradient of rotary_embedding to cos" in str(graph_pass)
 
 
 @pytest.mark.parametrize(("padding", "kept"), [(3, slice(1, LENGTH)), (3, slice(LENGTH - 1)), (2, slice(LENGTH))])

@@ -155,6 +155,45 @@ def _index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha:
 ATTENTION = ("attention", "causal_attention", "grouped_query_attention")
 OF_MATMUL = (operator.matmul, Tensor.matmul, Tensor.__matmul__)
 OF_ATTENTION = functional.scaled_dot_product_attention
+
+
+def rope(cos: Tensor, sin: Tensor, x: Tensor, *, half: int | None) -> Lowered:
+    """The halves of a tensor, rotated by angles of positions."""
+    by_tokens = rotary_embedding(torch.cat((cos, cos), -1), torch.cat((sin, sin), -1), x, half=half)
+    if isinstance(by_tokens, str) or x.dim() != 4:
+        return by_tokens
+    if any(one.shape[-2] != x.shape[2] or one.numel() != x.shape[2] * one.shape[-1] for one in (cos, sin)):
+        return by_tokens
+    by_heads = Call("rope", (x, *(one.reshape(one.shape[-2:]).float() for one in (cos, sin))), {}, first)
+    return [by_heads, by_tokens] if x.is_contiguous() else [by_tokens, by_heads]
+
+
+def rotary_embedding(cos: Tensor, sin: Tensor, x: Tensor, *, half: int | None) -> Call | str:
+    """A tensor times cosines, and its halves, turned, times sines; heads share the angles of a token."""
+    if x.dim() < 3 or x.shape[-1] % 2 or half not in {None, x.shape[-1] // 2}:
+        return "the tensor is not of heads with two halves"
+    if torch.promote_types(x.dtype, torch.promote_types(cos.dtype, sin.dtype)) != x.dtype:
+        return "the result has another dtype than the input"
+    if cos.shape != sin.shape or not 2 <= cos.dim() <= x.dim():
+        return "the cosines and sines have other shapes"
+    tables = [one.reshape((1,) * (x.dim() - one.dim()) + one.shape) for one in (cos, sin)]
+    at = tables[0].shape
+    heads, tokens = (-3, -2) if at[-3] == 1 and at[-2] == x.shape[-2] else (-2, -3)
+    shared = all(one in {1, size} for one, size in zip(at[:-3], x.shape[:-3], strict=True))
+    if at[heads] != 1 or at[tokens] != x.shape[tokens] or at[-1] != x.shape[-1] or not shared:
+        return "the angles are not one for each token and element of a head"
+    of_tokens = x.movedim(heads, -2)
+    sizes = (*of_tokens.shape[:-2], x.shape[-1])
+    angles = [one.squeeze(heads).float().expand(sizes) for one in tables]
+    copied = sum(map(copied_bytes, (of_tokens, *angles))) if x.dim() > 3 else 0  # before the leading dims are folded
+    views = (of_tokens.flatten(0, -3), *(one.flatten(0, -2) for one in angles))
+
+    def finish(outputs: tuple[Tensor, ...]) -> Tensor:
+        return outputs[0].reshape(of_tokens.shape).movedim(-2, heads)
+
+    return Call("rotary_embedding", views, {}, finish, copied)
+
+
 FORMS = (
     Form("linear", ("skinny_gemm", "gemv"), linear, functional.linear, LOW),
     Form(

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.fx import Node
 from torch.nn import functional
 
-from evolve.export.template.forms import FLOAT32, LOW, NOTHING, Call, Lowered, as_sizes, elementwise, first
+from evolve.export.template.forms import FLOAT32, LOW, NOTHING, Call, Lowered, as_sizes, elementwise
 from evolve.export.template.functions_images import causal_conv1d
+from evolve.export.template.functions_matrix import rope, rotary_embedding
 from evolve.export.template.functions_normalization import batch_norm_relu, group_norm_silu, rms_norm
 
 OWN = "own"  # the dtype of the input itself
@@ -27,6 +28,8 @@ DIVIDE = (operator.truediv, torch.div, "div")
 SQUARE, POWER = (torch.square, "square"), (operator.pow, torch.pow, "pow")
 RECIPROCAL_ROOT, ROOT = (torch.rsqrt, "rsqrt"), (torch.sqrt, "sqrt")
 MEAN = (torch.mean, "mean")
+NEGATE = (operator.neg, torch.neg, "neg")
+SPLIT = (torch.split, "split")
 RELU = (functional.relu, torch.relu, torch.relu_, functional.relu_, "relu", "relu_")
 # Which arguments follow the first one, by position, of functions that models call with names as well.
 OF_NORM = ("input", "normalized_shape", "weight", "eps")
@@ -219,19 +222,6 @@ def geglu(gate: Tensor, up: Tensor) -> Lowered:
     return elementwise("geglu", gate, up)
 
 
-def rope(cos: Tensor, sin: Tensor, x: Tensor) -> Lowered:
-    """The halves of a tensor, rotated by angles of positions."""
-    half = x.shape[-1] // 2
-    if x.dim() != 4 or x.shape[-1] % 2:
-        return "the tensor is not of heads with two halves"
-    if any(one.shape[-2:] != (x.shape[2], half) or one.numel() != x.shape[2] * half for one in (cos, sin)):
-        return "the angles are not one for each position and pair"
-    if torch.promote_types(x.dtype, torch.promote_types(cos.dtype, sin.dtype)) != x.dtype:
-        return "the result has another dtype than the input"
-    angles = [one.reshape(x.shape[2], half).float() for one in (cos, sin)]
-    return Call("rope", (x, *angles), {}, first)
-
-
 def written_out_norm(node: Any) -> Match | None:
     """Return a root mean square norm in several calls."""
     found = norm(node)
@@ -313,31 +303,68 @@ def _group_norm_silu(node: Any) -> Match | None:
 
 def _rotated(node: Any) -> Match | None:
     """Return a rotation of the halves of a tensor, as rotary embeddings have it."""
-    if not calls(node, (torch.cat,)) or arguments(node, ("tensors", "dim")).get("dim") != -1:
-        return None
-    ends: Any = node.args[0] if node.args else ()
-    if len(ends) != 2 or not (minus := pair(ends[0], (operator.sub, torch.sub))):
+    ends = _joined(node)
+    if not ends or not (minus := pair(ends[0], (operator.sub, torch.sub))):
         return None
     plus = pair(ends[1], ADD)
     for one, cos in either(pair(minus[0], MULTIPLY)):
         for two, sin in either(pair(minus[1], MULTIPLY)):
-            x = _halved(one, two)
-            if x is None or not plus or not _are_products(plus, ((two, cos), (one, sin))):
+            halves = _halved(one, two)
+            if halves is None or not plus or not _are_products(plus, ((two, cos), (one, sin))):
                 continue
-            inside = (one, two, one.args[0], *minus, *plus, *ends, node)
-            return Match("rope", tuple(dict.fromkeys(inside)), (node,), (cos, sin, x), rope, NOTHING)
+            inside = (*halves.calls, *minus, *plus, *ends, node)
+            lower = partial(rope, half=halves.size)
+            return Match("rope", tuple(dict.fromkeys(inside)), (node,), (cos, sin, halves.of), lower, NOTHING)
     return None
 
 
-def _halved(first: Any, second: Any) -> Any:
-    """Return the tensor of which two nodes are the halves; None if they are something else."""
-    if not (calls(first, (operator.getitem,)) and calls(second, (operator.getitem,))):
+def _turned(node: Any) -> Match | None:
+    """Return `x * cos + rotate_half(x) * sin`."""
+    for straight, turned in either(pair(node, ADD)):
+        for joined, sin in either(pair(turned, MULTIPLY)):
+            ends = _joined(joined)
+            if not ends or not calls(ends[0], NEGATE) or not (halves := _halved(ends[1], ends[0].args[0])):
+                continue
+            for x, cos in either(pair(straight, MULTIPLY)):
+                if x is halves.of:
+                    inside = (*halves.calls, ends[0], joined, straight, turned, node)
+                    lower = partial(rotary_embedding, half=halves.size)
+                    return Match("rotary_embedding", inside, (node,), (cos, sin, x), lower, NOTHING)
+    return None
+
+
+def _joined(node: Any) -> tuple[Any, Any] | None:
+    """Return the two nodes that one call joins along the last dim."""
+    given = arguments(node, ("tensors", "dim")) if calls(node, (torch.cat,)) else {}
+    tensors = given.get("tensors", ())
+    return (tensors[0], tensors[1]) if given.get("dim") == -1 and len(tensors) == 2 else None
+
+
+class Halves(NamedTuple):
+    """A tensor of which two nodes are the first and the second half, if the first has this size, and their calls."""
+
+    of: Any
+    size: int | None  # None where the halves are of one size, whatever it is
+    calls: tuple[Node, ...]
+
+
+def _halved(one: Any, other: Any) -> Halves | None:
+    if not (calls(one, (operator.getitem,)) and calls(other, (operator.getitem,))):
         return None
-    whole = first.args[0]
-    if second.args[0] is not whole or (first.args[1], second.args[1]) != (0, 1):
+    whole, at = one.args[0], (one.args[1], other.args[1])
+    if other.args[0] is not whole:
         return None
-    given = arguments(whole, ("input", "chunks", "dim")) if calls(whole, (torch.chunk, "chunk")) else {}
-    return given.get("input") if (given.get("chunks"), given.get("dim")) == (2, -1) else None
+    if at == (0, 1):
+        given = arguments(whole, ("input", "size", "dim")) if calls(whole, (torch.chunk, "chunk", *SPLIT)) else {}
+        is_half = given.get("size") == 2 if calls(whole, (torch.chunk, "chunk")) else isinstance(given.get("size"), int)
+        size = given["size"] if calls(whole, SPLIT) else None
+        return Halves(given["input"], size, (one, other, whole)) if is_half and given.get("dim") == -1 else None
+    cuts = [cut[1] for cut in at if isinstance(cut, tuple) and len(cut) == 2 and cut[0] is Ellipsis]
+    low, high = cuts if len(cuts) == 2 else (None, None)
+    if not isinstance(low, slice) or not isinstance(high, slice) or not isinstance(low.stop, int):
+        return None
+    is_cut = (low.start in {None, 0}, low.step, high.start, high.stop, high.step) == (True, None, low.stop, None, None)
+    return Halves(whole, low.stop, (one, other)) if is_cut else None
 
 
 def _are_products(terms: tuple[Any, Any], factors: tuple[tuple[Any, Any], ...]) -> bool:
@@ -349,5 +376,5 @@ def _are_products(terms: tuple[Any, Any], factors: tuple[tuple[Any, Any], ...]) 
 
 # Those of more calls come first: the alternative of one is redirected by those that follow.
 PATTERNS: tuple[Pattern, ...] = (
-    _norm_of_sum, written_out_norm, _gated, _causal, _batch_norm_relu, _group_norm_silu, _rotated,
+    _norm_of_sum, written_out_norm, _gated, _causal, _batch_norm_relu, _group_norm_silu, _rotated, _turned,
 )  # fmt: skip
