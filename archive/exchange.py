@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from archive.characters import described, hidden_in_name
-from archive.proposals import Cost
+from archive.runs import Cost
 
 URL = "/v1/chat/completions"
 MAX_CUSTOM_ID, MIN_LABEL, HASH_CHARACTERS = 64, 12, 8

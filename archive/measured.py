@@ -15,7 +15,6 @@ from typing import Any
 from archive import plain
 from archive.kernel import Kernel
 from archive.plan import PlanError
-from archive.proposals import Proposal
 from archive.records import (
     SHIPPED,
     Check,
@@ -31,6 +30,7 @@ from archive.records import (
     content_id,
     device_fields,
 )
+from archive.runs import Proposal
 from archive.soundness import UnsoundError, check
 
 FORMAT = 1

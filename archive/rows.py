@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from archive import plain
 from archive.kernel import Kernel
-from archive.proposals import AskedQuestion, Budget, Cost, Leg, Proposal, Question, Run
 from archive.records import (
     Check,
     Conditions,
@@ -27,6 +26,7 @@ from archive.records import (
     content_id,
     device_fields,
 )
+from archive.runs import AskedQuestion, Budget, Cost, Leg, Proposal, Question, Run
 from archive.soundness import LAST_MOMENT, UnsoundError, check
 from archive.summaries import (
     EvaluationSummary,

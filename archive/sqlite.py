@@ -15,9 +15,9 @@ from urllib.parse import quote
 from archive import contenders, queries, rows, schema
 from archive.kernel import Kernel
 from archive.plan import PlanError
-from archive.proposals import AskedQuestion, Leg, Proposal, Run
 from archive.records import Evaluation, Merged, Profile, Standard
 from archive.rows import DamagedError
+from archive.runs import AskedQuestion, Leg, Proposal, Run
 from archive.schema import SchemaError
 from archive.soundness import UnsoundError, check_foreign
 from archive.store import ArchiveError, Filters, R, Record, Store

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from typing import Literal, Protocol, TypedDict, TypeVar, Unpack
 
 from archive.kernel import Kernel
-from archive.proposals import AskedQuestion, Leg, Proposal, Run
 from archive.records import DeviceInfo, Evaluation, Merged, Profile, Standard
+from archive.runs import AskedQuestion, Leg, Proposal, Run
 from archive.summaries import (
     BriefEvaluation,
     BriefProposal,

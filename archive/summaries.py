@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from archive import plain
 from archive.kernel import Kernel
-from archive.proposals import Cost, Proposal
 from archive.records import SHIPPED, Evaluation, Measurement, Outcome, Traits
+from archive.runs import Cost, Proposal
 
 LOG_CHARACTERS = 600
 FREE = Cost()

@@ -11,7 +11,7 @@ from itertools import groupby
 from operator import attrgetter, itemgetter
 from typing import TypeVar
 
-from archive.proposals import Budget, Cost, Leg, Run
+from archive.runs import Budget, Cost, Leg, Run
 from archive.store import Store
 from archive.summaries import BriefEvaluation, BriefProposal
 from evolve.selection.population import Champion

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, overload
 
 from archive.kernel import Kernel
-from archive.proposals import Cost, Proposal
 from archive.records import DeviceInfo, Evaluation, Profile
+from archive.runs import Cost, Proposal
 from archive.summaries import EvaluationSummary
 from reference_ops.op import Op
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from archive.proposals import Budget, Leg
+from archive.runs import Budget, Leg
 from archive.store import Store
 from evolve import budget
 from evolve.budget import Ended, Spent

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 import pytest
 from records import GPU, failed, kernel, passed
 
-from archive.proposals import Budget
 from archive.records import Evaluation, Measurement
+from archive.runs import Budget
 from evolve.budget import Spent
 from evolve.campaign import AT_LIGHT, GENEROUS, PATIENCE, Account, cost, mean_headroom, next_run
 

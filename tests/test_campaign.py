@@ -11,8 +11,8 @@ from fake_engine import FakeEngine
 from records import CPU
 from scripted_runs import PRICE, TWICE, PricedModel, by_number, kernel, op, outcome
 
-from archive.proposals import Budget, Leg, Proposal, Run
 from archive.records import Evaluation
+from archive.runs import Budget, Leg, Proposal, Run
 from archive.sqlite import SqliteStore, open_archive
 from evolve import budget
 from evolve.budget import Ended, Spent

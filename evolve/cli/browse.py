@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 from archive.kernel import Kernel
-from archive.proposals import Proposal
 from archive.records import DeviceInfo, Evaluation, Outcome
+from archive.runs import Proposal
 from archive.sqlite import SqliteStore
 from archive.store import Store, uncollected
 from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.live import Live
 
-from archive.proposals import Run
+from archive.runs import Run
 from archive.store import Store
 from archive.summaries import ProposalSummary
 from evolve import campaign

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from archive import exchange, recovery
 from archive.kernel import Kernel
-from archive.proposals import Proposal, Run
 from archive.records import DeviceInfo, Evaluation, Standard
+from archive.runs import Proposal, Run
 from archive.sqlite import gathered, open_archive, take
 from archive.store import ArchiveError, Record, Store
 from evolve import wiring

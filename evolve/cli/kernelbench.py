@@ -50,7 +50,7 @@ from evolve.report.tables import fitted, plain_table
 from evolve.report.words import console, counted, print_json, times_note
 
 if TYPE_CHECKING:
-    from archive.proposals import Budget
+    from archive.runs import Budget
     from reference_ops.op import Op, Workload
 
 BLIND = "blind"

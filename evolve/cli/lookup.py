@@ -6,7 +6,7 @@ from typing import NoReturn
 import typer
 
 from archive.kernel import Kernel
-from archive.proposals import Proposal, Run
+from archive.runs import Proposal, Run
 from archive.store import Store
 from archive.summaries import KernelSummary, ProposalSummary
 from evolve.errors import UserError

@@ -12,7 +12,7 @@ import typer
 
 from archive import library
 from archive.plan import DTYPES
-from archive.proposals import Budget, Run
+from archive.runs import Budget, Run
 from archive.store import ArchiveError
 from archive.summaries import KernelSummary
 from evolve import wiring

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from archive.claims import claims_on
-from archive.proposals import Budget
+from archive.runs import Budget
 from evolve import wiring
 from evolve.cli import lookup, options, session
 from evolve.cli.options import (

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from archive.proposals import Run
 from archive.records import kind_in
+from archive.runs import Run
 from archive.sqlite import SqliteStore
 from archive.store import Store, uncollected
 from archive.summaries import BriefProposal, ProposalSummary, RankedTimes

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Unpack
 
 from archive.kernel import Kernel
-from archive.proposals import Proposal, Run
 from archive.records import SHIPPED, DeviceInfo, Evaluation, Merged, Profile, Standard
+from archive.runs import Proposal, Run
 from archive.sqlite import SqliteStore, open_archive
 from archive.store import Filters, R, Record, Store
 from archive.summaries import EvaluationSummary, ProposalSummary

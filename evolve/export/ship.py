@@ -8,8 +8,8 @@ from pathlib import Path
 from archive import library, measured, seeds
 from archive.kernel import Kernel
 from archive.measured import MeasuredKernel, Origin
-from archive.proposals import Proposal
 from archive.records import SHIPPED, Evaluation, Merged
+from archive.runs import Proposal
 from archive.store import Store
 from evolve.devices.choose import policy_of
 from evolve.selection import population

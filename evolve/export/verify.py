@@ -12,8 +12,8 @@ from pathlib import Path
 
 from archive import library
 from archive.kernel import Kernel
-from archive.proposals import Budget, Proposal, Run
 from archive.records import DeviceInfo, Evaluation, Measurement, Outcome
+from archive.runs import Budget, Proposal, Run
 from archive.store import Store, evaluations_of
 from archive.summaries import KernelSummary, RankedTimes
 from evolve.devices import choose

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from archive.kernel import Kernel
-from archive.proposals import Run
 from archive.records import DeviceInfo, Evaluation, Measurement
+from archive.runs import Run
 from archive.store import Store
 from archive.summaries import EvaluationSummary
 from evolve import budget

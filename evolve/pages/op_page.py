@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from archive.proposals import Run
 from archive.records import DeviceInfo, Outcome
+from archive.runs import Run
 from archive.store import Store
 from archive.summaries import BriefProposal, EvaluationSummary, Judged, RankedTimes
 from evolve.devices.choose import policy_of

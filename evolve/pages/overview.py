@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from archive.kernel import Kernel
-from archive.proposals import Run
 from archive.records import DeviceInfo, Outcome
+from archive.runs import Run
 from archive.store import Store, workloads_of
 from archive.summaries import EvaluationSummary, RankedTimes, Timing
 from evolve.devices.choose import policy_of

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from archive.kernel import Kernel
-from archive.proposals import Run
 from archive.records import DeviceInfo
+from archive.runs import Run
 from archive.store import Store
 from archive.summaries import BriefEvaluation, BriefProposal, EvaluationSummary, ProposalSummary, RankedTimes
 from evolve import budget

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from archive.kernel import Kernel
-from archive.proposals import Run
 from archive.records import DeviceInfo
+from archive.runs import Run
 from archive.sqlite import SqliteStore
 from archive.store import Store
 from archive.summaries import EvaluationSummary, KernelSummary

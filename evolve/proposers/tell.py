@@ -9,7 +9,7 @@ from archive import exchange, kernel
 from archive.exchange import BatchReply, CustomId
 from archive.kernel import Kernel
 from archive.plan import PlanError
-from archive.proposals import Proposal
+from archive.runs import Proposal
 from evolve.errors import UserError
 from evolve.op_on_device import signature
 from evolve.proposers.llm.chat import cost_of

@@ -5,8 +5,8 @@ from dataclasses import asdict
 from typing import Any
 
 from archive.kernel import Kernel
-from archive.proposals import Proposal
 from archive.records import Duel, Evaluation, Measurement
+from archive.runs import Proposal
 from archive.summaries import ProposalSummary
 from evolve.devices.choose import policy_of
 from evolve.report.basis import PYTORCH, Basis, known_basis

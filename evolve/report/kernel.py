@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from archive.kernel import OPEN, Kernel
-from archive.proposals import Proposal
 from archive.records import SHIPPED, Confirmed, Duel, Evaluation
+from archive.runs import Proposal
 from evolve.devices.choose import policy_of
 from evolve.report.basis import Basis, known_basis
 from evolve.report.differences import Side, side_by_side

@@ -7,8 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from archive.kernel import Kernel
-from archive.proposals import Run
 from archive.records import DeviceInfo, Outcome
+from archive.runs import Run
 from archive.store import Store, uncollected
 from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary, Timing
 from evolve.report.basis import PYTORCH, Basis, basis_of

@@ -8,8 +8,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from archive.proposals import Run
 from archive.records import kind_in
+from archive.runs import Run
 from archive.store import Store, workloads_of
 from archive.summaries import RankedTimes
 from evolve import budget

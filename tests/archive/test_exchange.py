@@ -14,7 +14,7 @@ from archive.exchange import (
     request_line,
     unfinished,
 )
-from archive.proposals import Cost
+from archive.runs import Cost
 
 PARENT, OTHER = "0123456789abcdef", "fedcba9876543210"
 LONG = "kernelbench_level2_conv_transpose3d_scale_batch_norm_global_average_pool"

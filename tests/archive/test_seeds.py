@@ -10,8 +10,8 @@ from shipping import ship
 from archive import library, measured, seeds
 from archive.kernel import Kernel
 from archive.measured import MeasuredError, MeasuredKernel, Origin
-from archive.proposals import Proposal
 from archive.records import Duel, Evaluation
+from archive.runs import Proposal
 from archive.sqlite import merge, open_archive
 from archive.store import ArchiveError
 

@@ -9,7 +9,7 @@ import pytest
 from records import GPU
 from rich.console import Console
 
-from archive.proposals import Budget, Run
+from archive.runs import Budget, Run
 from evolve.cli.options import (
     RunOptions,
     budget_arguments,

@@ -17,8 +17,8 @@ from shared_engine import run_here
 
 from archive.kernel import Kernel
 from archive.library import shipped
-from archive.proposals import Budget, Proposal, Run
 from archive.records import Evaluation
+from archive.runs import Budget, Proposal, Run
 from archive.sqlite import open_archive
 from evolve.cli.app import main
 from evolve.engines.engine import Engine

@@ -18,8 +18,8 @@ from shipping import ship
 from archive import measured
 from archive.kernel import Kernel
 from archive.measured import MeasuredKernel
-from archive.proposals import Run
 from archive.records import DeviceInfo, Evaluation, Outcome
+from archive.runs import Run
 from archive.sqlite import open_archive
 from evolve.devices import choose
 from evolve.engines.engine import Job

@@ -12,7 +12,7 @@ from small_op import BROKEN_TEXT, KERNEL_TEXT, OP, SLOW_TEXT, failed, passed, re
 
 from archive.exchange import encode_custom_id
 from archive.kernel import parse, parse_for
-from archive.proposals import Proposal
+from archive.runs import Proposal
 from archive.sqlite import open_archive
 from evolve import wiring
 from evolve.op_on_device import signature

@@ -9,8 +9,8 @@ import pytest
 from fake_gpu import fake_gpus
 from scripted_runs import PricedModel
 
-from archive.proposals import Budget, Run
 from archive.records import Evaluation, Outcome
+from archive.runs import Budget, Run
 from archive.sqlite import SqliteStore, open_archive
 from evolve import wiring
 from evolve.campaign import SideBySide

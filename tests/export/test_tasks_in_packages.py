@@ -10,7 +10,7 @@ from commandline import evolve
 from gpu_records import EMULATOR, archive_of, confirmed, everywhere, imported
 
 from archive.kernel import Kernel, parse
-from archive.proposals import Run
+from archive.runs import Run
 from evolve.errors import UserError
 from evolve.export.package import export
 from reference_ops import catalog

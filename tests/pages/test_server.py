@@ -13,7 +13,7 @@ from commandline import evolve as evolve_command
 from each import sampled
 from shown_archive import RUNS, SCRIPT
 
-from archive.proposals import Leg, Run
+from archive.runs import Leg, Run
 from archive.sqlite import SqliteStore, open_archive
 
 pytest.importorskip("starlette")

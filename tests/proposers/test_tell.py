@@ -10,7 +10,7 @@ from small_op import KERNEL, KERNEL_TEXT, OP, SLOW_TEXT, passed, request
 
 from archive.exchange import encode_custom_id
 from archive.kernel import parse
-from archive.proposals import Proposal
+from archive.runs import Proposal
 from evolve.errors import UserError
 from evolve.proposers.tell import TellProposer, ops_in
 

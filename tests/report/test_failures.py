@@ -9,7 +9,7 @@ from commandline import evolve
 from records import failed_reply
 from rich.console import Console
 
-from archive.proposals import Proposal
+from archive.runs import Proposal
 from archive.sqlite import open_archive
 from archive.summaries import proposal_summary
 from evolve.report.failures import MOST_LISTED, failures_line, failures_table, reasons, tally

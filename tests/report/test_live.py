@@ -8,8 +8,8 @@ import pytest
 from drawn import drawn
 from records import CPU, GPU, confirmed, failed, failed_reply, kernel, passed, proposal
 
-from archive.proposals import Budget, Proposal
 from archive.records import DeviceInfo, Evaluation, Outcome
+from archive.runs import Budget, Proposal
 from archive.sqlite import open_archive
 from evolve.report.live import EventLog, RunDisplay
 from evolve.report.progress import BudgetMeter, Phases, Watcher

@@ -6,7 +6,7 @@ import pytest
 from drawn import drawn
 from records import GPU
 
-from archive.proposals import Budget
+from archive.runs import Budget
 from evolve.budget import Ended, Spent
 from evolve.report.live import CampaignDisplay, CampaignRow, campaign_table
 from evolve.report.progress import BudgetMeter, Progress, ending, without_answer

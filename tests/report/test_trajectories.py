@@ -7,8 +7,8 @@ import pytest
 from records import GPU, brief_evaluation, brief_proposal, failed, kernel, passed, proposal
 from standings import archive_of
 
-from archive.proposals import Cost, Leg, Proposal, Run
 from archive.records import Evaluation
+from archive.runs import Cost, Leg, Proposal, Run
 from archive.summaries import RankedTimes
 from evolve.budget import History, Spent
 from evolve.report import runs

@@ -10,8 +10,8 @@ from drawn import drawn
 from records import CPU, GPU, confirmed, kernel, measurement, passed, proposal
 from standings import archive_of, standing
 
-from archive.proposals import Run
 from archive.records import DeviceInfo, Evaluation, Traits
+from archive.runs import Run
 from archive.sqlite import open_archive
 from archive.summaries import Timing
 from evolve.cli import kernelbench

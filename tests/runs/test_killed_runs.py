@@ -15,8 +15,8 @@ from command import TWICE, run, start
 from processes import all_gone, descendants
 
 from archive.kernel import parse
-from archive.proposals import Leg, Proposal
 from archive.records import Evaluation
+from archive.runs import Leg, Proposal
 from archive.sqlite import open_archive
 
 KILLS = 20

@@ -6,8 +6,8 @@ import pytest
 from records import failed, failed_reply, kernel, passed, proposal
 
 from archive.kernel import Kernel
-from archive.proposals import Cost, Proposal
 from archive.records import Evaluation
+from archive.runs import Cost, Proposal
 from archive.summaries import proposal_summary, summary
 from evolve.request import Trial
 from evolve.selection import history

@@ -8,8 +8,8 @@ import pytest
 from records import GPU, measurement
 
 from archive.kernel import Kernel, parse
-from archive.proposals import Proposal
 from archive.records import Evaluation, Outcome
+from archive.runs import Proposal
 from archive.summaries import EvaluationSummary, proposal_summary, summary
 from evolve.selection.lessons import Lessons, reason_in, shortened
 

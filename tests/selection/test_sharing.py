@@ -14,8 +14,8 @@ from scripted_runs import TWICE, PricedModel, op, outcome
 
 from archive.claims import claims_on
 from archive.kernel import parse
-from archive.proposals import Budget, Proposal, Run
 from archive.records import Evaluation, Measurement
+from archive.runs import Budget, Proposal, Run
 from archive.sqlite import open_archive
 from evolve import budget
 from evolve.budget import Ended

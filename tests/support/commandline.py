@@ -7,8 +7,8 @@ import pytest
 from records import CPU, GPU, failed, failed_reply, kernel, measurement, passed, proposal
 
 from archive.kernel import Kernel
-from archive.proposals import Proposal, Run
 from archive.records import Evaluation, Outcome
+from archive.runs import Proposal, Run
 from archive.sqlite import open_archive
 from evolve.cli.app import main
 

@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from archive.proposals import Proposal
+from archive.runs import Proposal
 from evolve.request import Request
 
 

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from archive.kernel import Kernel, parse
-from archive.proposals import Proposal
 from archive.records import (
     Check,
     Conditions,
@@ -16,6 +15,7 @@ from archive.records import (
     Resources,
     Sanitized,
 )
+from archive.runs import Proposal
 from archive.summaries import BriefEvaluation, BriefProposal
 
 GPU = DeviceInfo("cuda", "Some GPU", "sm_90a", 132, 232448, copy_gb_s=4000.0, tflops=(("float32", 50.0),))

@@ -10,8 +10,8 @@ import bad_kernels
 from fake_engine import FakeEngine, verdict
 
 from archive.kernel import Kernel, parse
-from archive.proposals import Cost, Proposal
 from archive.records import Evaluation, Measurement, Outcome
+from archive.runs import Cost, Proposal
 from evolve.budget import Ended
 from evolve.engines.engine import Job
 from evolve.request import Request

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from archive import library
 from archive.kernel import Kernel, parse
-from archive.proposals import Budget, Cost, Leg, Proposal, Question, Run
 from archive.records import (
     Check,
     Conditions,
@@ -23,6 +22,7 @@ from archive.records import (
     Sanitized,
     Traits,
 )
+from archive.runs import Budget, Cost, Leg, Proposal, Question, Run
 from archive.sqlite import SqliteStore, open_archive
 from archive.store import Record
 

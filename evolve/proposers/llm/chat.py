@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 from archive.exchange import BatchReply
-from archive.proposals import Cost
+from archive.runs import Cost
 from evolve.errors import UserError
 from evolve.prompting.text import Message, estimated_tokens, tokens
 from evolve.proposers.llm.models import Model, Prices

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from archive.proposals import Cost
+from archive.runs import Cost
 from evolve.errors import UserError
 from evolve.prompting.operators import FENCED, FORMS
 from evolve.prompting.text import MAX_TOKENS

@@ -11,7 +11,7 @@ from archive import kernel as genome
 from archive.exchange import LEFT_OUT
 from archive.kernel import Kernel
 from archive.plan import PlanError
-from archive.proposals import Proposal
+from archive.runs import Proposal
 from evolve.op_on_device import signature
 from reference_ops.op import Op
 

@@ -13,7 +13,7 @@ import torch
 
 from archive.kernel import Kernel
 from archive.library import shipped
-from archive.proposals import Proposal
+from archive.runs import Proposal
 from evolve.proposers.tuner.acquisition import (
     Family,
     FamilyModel,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 from each import each
 
-from archive.proposals import Cost
+from archive.runs import Cost
 from evolve.prompting.operators import OPERATORS
 from evolve.proposers.llm.bandit import Arm, choose
 from evolve.request import Trial

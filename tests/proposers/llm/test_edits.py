@@ -5,7 +5,7 @@ from each import each
 from small_op import KERNEL, KERNEL_TEXT, OP, SLOW_TEXT
 
 from archive.kernel import parse
-from archive.proposals import Proposal
+from archive.runs import Proposal
 from evolve.proposers.llm.reply import EditError, applied, edits_in, proposal_from
 
 ORIGIN = Proposal("center_rows", "improve", "m-1", None, run="run-1")

@@ -18,7 +18,7 @@ from scripted_endpoint import (
     truncated,
 )
 
-from archive.proposals import Cost
+from archive.runs import Cost
 from evolve.prompting.text import Message, estimated_tokens, tokens
 from evolve.proposers.llm.chat import Answer, Call, RateLimit
 from evolve.proposers.llm.endpoint import LONGEST_SECONDS, Endpoints, redacted

@@ -4,7 +4,7 @@ import pytest
 from each import each
 from small_op import KERNEL
 
-from archive.proposals import Cost, Proposal, Question
+from archive.runs import Cost, Proposal, Question
 from evolve.errors import UserError
 from evolve.prompting.operators import ANSWERS, EDITS, FENCED, WHOLE
 from evolve.prompting.text import Message

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from small_op import KERNEL, KERNEL_TEXT, OP, SLOW_TEXT
 
 from archive.kernel import parse
-from archive.proposals import Proposal
+from archive.runs import Proposal
 from evolve.proposers.llm.reply import Edit, EditError, applied, edits_in, kernel_in, proposal_from, without_thoughts
 
 ORIGIN = Proposal(OP.name, "improve", "m-1", None, run="run-1")

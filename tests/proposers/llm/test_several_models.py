@@ -22,7 +22,7 @@ from scripted_endpoint import (
 from small_op import BROKEN_TEXT, KERNEL, KERNEL_TEXT, SLOW_TEXT, failed, passed, request
 
 from archive.kernel import parse
-from archive.proposals import Proposal
+from archive.runs import Proposal
 from evolve.errors import UserError
 from evolve.proposers.llm.endpoint import Endpoints
 from evolve.proposers.llm.models import CONCURRENCY, Model

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from each import each
 
-from archive.proposals import Cost
+from archive.runs import Cost
 from evolve.prompting.text import Message, estimated_tokens
 from evolve.proposers.llm.chat import Call
 from evolve.proposers.llm.models import Model, Prices

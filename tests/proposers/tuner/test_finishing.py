@@ -9,8 +9,8 @@ from records import CPU, measurement
 
 from archive.kernel import Kernel, parse
 from archive.library import shipped
-from archive.proposals import Proposal
 from archive.records import Evaluation, Outcome
+from archive.runs import Proposal
 from evolve.devices.choose import supports
 from evolve.proposers.tuner.proposer import FinishingProposer, OfflineProposer, unfinished
 from evolve.request import Candidate, Request
