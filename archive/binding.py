@@ -1,20 +1,29 @@
-"""Binding of a kernel's plan: its expressions are evaluated for one workload on one device.
-
-Devices and exported packages launch the result, a `Bound`.
-"""
+"""Plans and ops: a plan is checked against the names of an op, and its expressions are evaluated for one workload."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from archive import expressions
 from archive.expressions import ExpressionError, Scope
-from archive.kernel import Kernel
-from archive.plan import DTYPES, Expression, Launch, Path, PlaceError, TensorMap
+from archive.kernel import (
+    Bound,
+    BoundLaunch,
+    BoundMap,
+    BoundWorkspace,
+    Kernel,
+    Pointer,
+    Pointers,
+    Value,
+    parse,
+)
+from archive.plan import DTYPES, Expression, Launch, Path, PlaceError, Plan, TensorMap, Workspace
+from archive.plan_reader import IDENTIFIER
 
 MAX_THREADS, MAX_BLOCK, MAX_GRID = 1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535)
 MAX_WORKSPACE_BYTES = 2**34
 MAX_MAP_SIZE, MAX_MAP_STRIDE, MAX_BOX = 2**32, 2**40, 256  # elements, bytes, elements
+SWIZZLES = (0, 32, 64, 128)  # bytes
 PIECE_BYTES = 16  # strides, and the innermost line of a box, consist of such pieces
 
 
@@ -35,75 +44,134 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Pointer:
-    """An argument that is the address of a tensor or of a workspace."""
+class Signature:
+    """The names of an op that the expressions and arguments of a plan may use."""
 
-    name: str
-
-
-@dataclass(frozen=True)
-class Pointers:
-    """An argument that is a `List<T, N>` of addresses, passed by value."""
-
-    names: tuple[str, ...]
+    op: str
+    tensors: tuple[str, ...]
+    dims: tuple[str, ...]
+    integers: tuple[str, ...] = ()
+    floats: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class BoundMap:
-    """An argument that is a tensor map, of 128 bytes by value. Sizes are in elements, the innermost last."""
-
-    name: str
-    tensor: str
-    dtype: str
-    shape: tuple[int, ...]
-    box: tuple[int, ...]
-    swizzle: int
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Bytes from one index to the next, in all dims but the innermost."""
-        return tuple(math.prod(self.shape[dim + 1 :]) * DTYPES[self.dtype] for dim in range(len(self.shape) - 1))
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.shape)
+def parse_for(text: str, signature: Signature) -> Kernel:
+    """Read a kernel's text and check its plan against the op it is for."""
+    kernel = parse(text)
+    check(kernel, signature)
+    return kernel
 
 
-Value = Pointer | Pointers | BoundMap | int | float
+def check(kernel: Kernel, signature: Signature) -> None:
+    """Raise a PlanError unless the plan is valid for the op."""
+    try:
+        check_plan(kernel.plan, signature)
+    except PlaceError as error:
+        raise kernel.fault(error) from error
 
 
-@dataclass(frozen=True)
-class BoundWorkspace:
-    name: str
-    dtype: str
-    elements: int
-    zero: bool
+def check_plan(plan: Plan, signature: Signature) -> None:
+    """Raise a PlaceError unless every name and expression is valid for this op, whatever its sizes."""
+    if plan.op != signature.op:
+        raise PlaceError(f"this kernel is for the op `{plan.op}`, not `{signature.op}`", ("op",))
+    for dtype in plan.dtypes:
+        if dtype not in signature.dtypes:
+            raise PlaceError(f"`{dtype}` is not one of the op's dtypes ({', '.join(signature.dtypes)})", ("dtypes",))
+    itemsizes = dict.fromkeys(signature.tensors, 4)
+    scope = Scope(dict.fromkeys((*signature.dims, *signature.integers), 1), itemsizes)
+    _checked(("when",), _check_conditions, (plan.when,) if plan.when else (), scope)
 
-    @property
-    def nbytes(self) -> int:
-        return self.elements * DTYPES[self.dtype]
+    scope = Scope({**scope.integers, **dict.fromkeys(plan.settings, 1), "sms": 1}, itemsizes)
+    for name, expression in plan.let:
+        _checked(("let", name), expressions.check_integer, expression, scope)
+        scope = scope.with_integer(name, 1)
+    _check_fresh(plan, {*signature.tensors, *signature.dims, *signature.integers, *signature.floats})
+    _checked(("require",), _check_conditions, plan.require, scope)
+    for name in plan.specialize:
+        if name not in scope.integers or name in plan.settings:
+            raise PlaceError(f"`{name}` cannot be specialised: it is not a dim, parameter or let", ("specialize",))
+    for workspace in plan.workspace:
+        _check_workspace(workspace, signature, scope)
+    for tensor_map in plan.tensor_maps:
+        _check_tensor_map(tensor_map, {*signature.tensors, *(w.name for w in plan.workspace)}, scope)
+    for index, launch in enumerate(plan.launches):
+        _check_launch(launch, index, plan, signature, scope)
 
 
-@dataclass(frozen=True)
-class BoundLaunch:
-    index: int
-    entry: str
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    shared: int
-    args: tuple[Value, ...]
-    cooperative: bool
+# Keywords of C++, which cannot be names in the device code.
+KEYWORDS = frozenset(
+    """
+    alignas alignof and asm auto bitand bitor bool break case catch char class compl const constexpr continue decltype
+    default delete do double else enum explicit export extern false float for friend goto if inline int long mutable
+    namespace new noexcept not nullptr operator or private protected public register return short signed sizeof static
+    struct switch template this throw true try typedef typename union unsigned using virtual void volatile while xor
+    """.split()  # noqa: SIM905 - a list of 70 strings reads worse
+)
 
 
-@dataclass(frozen=True)
-class Bound:
-    """Everything a device needs to compile and launch a kernel at one point."""
+def _check_fresh(plan: Plan, taken: set[str]) -> None:
+    made = [("knobs", name) for name in plan.settings] + [("let", name) for name, _ in plan.let]
+    made += [("workspace", workspace.name) for workspace in plan.workspace]
+    made += [("tensor_maps", tensor_map.name) for tensor_map in plan.tensor_maps]
+    for section, name in made:
+        if name in KEYWORDS:
+            raise PlaceError(f"`{name}` is a keyword of C++: choose another name", (section, name))
+        if name in taken:
+            raise PlaceError(f"`{name}` is already a name of the op `{plan.op}`: choose another name", (section, name))
 
-    kernel: Kernel
-    constants: tuple[tuple[str, int], ...]  # compiled in as constexpr
-    types: tuple[tuple[str, str], ...]  # dtype by tensor or workspace, as `using x_t = ...`
-    workspace: tuple[BoundWorkspace, ...]
-    launches: tuple[BoundLaunch, ...]
+
+def _check_conditions(conditions: tuple[str, ...], scope: Scope) -> None:
+    for condition in conditions:
+        expressions.check_boolean(condition, scope)
+
+
+def _checked(path: Path, check: Callable[..., None], *arguments: object) -> None:
+    try:
+        check(*arguments)
+    except ExpressionError as error:
+        raise PlaceError(str(error), path) from error
+
+
+def _check_workspace(workspace: Workspace, signature: Signature, scope: Scope) -> None:
+    path: Path = ("workspace", workspace.name)
+    for expression in workspace.shape:
+        _checked(path, expressions.check_integer, expression, scope)
+    if workspace.dtype not in DTYPES and workspace.dtype not in signature.tensors:
+        raise PlaceError(f"`{workspace.dtype}` is neither a dtype ({', '.join(DTYPES)}) nor a tensor of the op", path)
+
+
+def _check_tensor_map(tensor_map: TensorMap, tensors: set[str], scope: Scope) -> None:
+    path: Path = ("tensor_maps", tensor_map.name)
+    if tensor_map.tensor not in tensors:
+        known = ", ".join(sorted(tensors))
+        raise PlaceError(f"`{tensor_map.tensor}` is not a tensor or workspace (known: {known})", path)
+    for expression in (*tensor_map.shape, *tensor_map.box):
+        _checked(path, expressions.check_integer, expression, scope)
+    if len(tensor_map.shape) != len(tensor_map.box):
+        message = f"`shape` has {len(tensor_map.shape)} sizes and `box` {len(tensor_map.box)}: give one for each dim"
+        raise PlaceError(message, path)
+    if tensor_map.swizzle not in SWIZZLES:
+        raise PlaceError(f"a swizzle of {tensor_map.swizzle} bytes; there are {', '.join(map(str, SWIZZLES))}", path)
+
+
+def _check_launch(launch: Launch, index: int, plan: Plan, signature: Signature, scope: Scope) -> None:
+    sizes = [("grid", e) for e in launch.grid] + [("block", e) for e in launch.block] + [("shared", launch.shared)]
+    for key, expression in sizes:
+        _checked(("launch", index, key), expressions.check_integer, expression, scope)
+    path: Path = ("launch", index, "args")
+    pointers = {*signature.tensors, *(w.name for w in plan.workspace)}
+    maps = {tensor_map.name for tensor_map in plan.tensor_maps}
+    for argument in launch.args:
+        if isinstance(argument, tuple):
+            for name in argument:
+                if name not in pointers:
+                    known = ", ".join(sorted(pointers))
+                    raise PlaceError(f"`{name}` is not a tensor or workspace (known: {known})", path)
+        elif argument not in pointers and argument not in maps and argument not in signature.floats:
+            if isinstance(argument, str) and IDENTIFIER.match(argument) and argument not in scope.integers:
+                known = ", ".join(sorted({*pointers, *maps, *scope.integers, *signature.floats}))
+                raise PlaceError(f"unknown argument `{argument}` (known: {known})", path)
+            _checked(path, expressions.check_integer, argument, scope)
 
 
 def accepts(kernel: Kernel, point: Point) -> bool:

@@ -1,33 +1,25 @@
-"""Kernel: device code with its launch plan in one canonical text, identified by the hash of that text."""
+"""Kernel: device code with its launch plan in one canonical text, identified by the hash of that text.
+
+It is proposed (`Proposal`), and bound to one workload to be launched (`Bound`).
+"""
 
 import hashlib
 import json
+import math
 import re
 import string
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from archive import expressions, plan_reader
+from archive import plan_reader
 from archive.characters import described, hidden
-from archive.expressions import ExpressionError, Scope
-from archive.plan import (
-    DTYPES,
-    Launch,
-    Path,
-    PlaceError,
-    Plan,
-    PlanError,
-    Signature,
-    TensorMap,
-    Workspace,
-    print_plan,
-)
-from archive.plan_reader import IDENTIFIER
+from archive.plan import DTYPES, PlaceError, Plan, PlanError, print_plan
+from archive.records import SHIPPED, content_id
+from archive.runs import Cost, Question
 
 OPEN, CLOSE = "/*---", "---*/"
 MAX_CHARACTERS = 200_000
-SWIZZLES = (0, 32, 64, 128)  # bytes
 ID_CHARACTERS = 16
 # The op, the note and the knobs in a canonical text, one line per knob.
 OP = re.compile(r'\A/\*---\nop = ("[^\n]*")\n')
@@ -134,131 +126,123 @@ class Kernel:
         return {name: json.loads(values) for name, _, values in (line.partition(" = ") for line in lines)}
 
 
+@dataclass(frozen=True)
+class Proposal:
+    """A proposed kernel, or a reply without a valid kernel and the reason (`failure`)."""
+
+    op: str
+    operator: str  # how it was made: seed, knobs, crossover, draft, improve, repair, tell
+    proposer: str  # where it came from: offline, tell, or the model's name
+    kernel: Kernel | None
+    parents: tuple[str, ...] = ()
+    run: str = ""
+    reply: str = ""  # the model's reply, kept even if it has no kernel
+    failure: str = ""
+    cost: Cost = field(default=Cost())
+    created: float = 0.0
+    call: str = ""  # distinguishes equal answers to several calls, because each call was paid for
+    # Stored with a new proposal, but read back only as an AskedQuestion, because it is long and rarely needed.
+    question: Question | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def kernel_id(self) -> str:
+        return self.kernel.id if self.kernel else ""
+
+    @property
+    def shipped(self) -> bool:
+        """Whether it is of a kernel as it ships with the package."""
+        return SHIPPED in (self.proposer, self.run)
+
+    @property
+    def answered(self) -> bool:
+        """Whether there was a reply. A request that got none costs nothing."""
+        return bool(self.kernel or self.reply or self.cost.tokens)
+
+    @cached_property
+    def id(self) -> str:
+        """A hash that ignores the time and the cost, so that a proposal told twice is one record."""
+        said = [self.kernel_id, list(self.parents), self.run, self.reply, self.failure]
+        return content_id([self.op, self.operator, self.proposer, *said, *([self.call] if self.call else [])])
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """An argument that is the address of a tensor or of a workspace."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Pointers:
+    """An argument that is a `List<T, N>` of addresses, passed by value."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class BoundMap:
+    """An argument that is a tensor map, of 128 bytes by value. Sizes are in elements, the innermost last."""
+
+    name: str
+    tensor: str
+    dtype: str
+    shape: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one index to the next, in all dims but the innermost."""
+        return tuple(math.prod(self.shape[dim + 1 :]) * DTYPES[self.dtype] for dim in range(len(self.shape) - 1))
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+Value = Pointer | Pointers | BoundMap | int | float
+
+
+@dataclass(frozen=True)
+class BoundWorkspace:
+    name: str
+    dtype: str
+    elements: int
+    zero: bool
+
+    @property
+    def nbytes(self) -> int:
+        return self.elements * DTYPES[self.dtype]
+
+
+@dataclass(frozen=True)
+class BoundLaunch:
+    index: int
+    entry: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int
+    args: tuple[Value, ...]
+    cooperative: bool
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Everything a device needs to compile and launch a kernel at one point."""
+
+    kernel: Kernel
+    constants: tuple[tuple[str, int], ...]  # compiled in as constexpr
+    types: tuple[tuple[str, str], ...]  # dtype by tensor or workspace, as `using x_t = ...`
+    workspace: tuple[BoundWorkspace, ...]
+    launches: tuple[BoundLaunch, ...]
+
+
 def parse(text: str) -> Kernel:
     """Read a kernel's text, or raise a PlanError that names the faulty line."""
     text = text.replace("\r\n", "\n")
     if found := hidden(text):
         raise PlanError(f"the text has {described(found)}", text.count("\n", 0, found.start()) + 1)
     return _assembled(*_read(text, archived=False))
-
-
-def parse_for(text: str, signature: Signature) -> Kernel:
-    """Read a kernel's text and check its plan against the op it is for."""
-    kernel = parse(text)
-    check(kernel, signature)
-    return kernel
-
-
-def check(kernel: Kernel, signature: Signature) -> None:
-    """Raise a PlanError unless the plan is valid for the op."""
-    try:
-        check_plan(kernel.plan, signature)
-    except PlaceError as error:
-        raise kernel.fault(error) from error
-
-
-def check_plan(plan: Plan, signature: Signature) -> None:
-    """Raise a PlaceError unless every name and expression is valid for this op, whatever its sizes."""
-    if plan.op != signature.op:
-        raise PlaceError(f"this kernel is for the op `{plan.op}`, not `{signature.op}`", ("op",))
-    for dtype in plan.dtypes:
-        if dtype not in signature.dtypes:
-            raise PlaceError(f"`{dtype}` is not one of the op's dtypes ({', '.join(signature.dtypes)})", ("dtypes",))
-    itemsizes = dict.fromkeys(signature.tensors, 4)
-    scope = Scope(dict.fromkeys((*signature.dims, *signature.integers), 1), itemsizes)
-    _checked(("when",), _check_conditions, (plan.when,) if plan.when else (), scope)
-
-    scope = Scope({**scope.integers, **dict.fromkeys(plan.settings, 1), "sms": 1}, itemsizes)
-    for name, expression in plan.let:
-        _checked(("let", name), expressions.check_integer, expression, scope)
-        scope = scope.with_integer(name, 1)
-    _check_fresh(plan, {*signature.tensors, *signature.dims, *signature.integers, *signature.floats})
-    _checked(("require",), _check_conditions, plan.require, scope)
-    for name in plan.specialize:
-        if name not in scope.integers or name in plan.settings:
-            raise PlaceError(f"`{name}` cannot be specialised: it is not a dim, parameter or let", ("specialize",))
-    for workspace in plan.workspace:
-        _check_workspace(workspace, signature, scope)
-    for tensor_map in plan.tensor_maps:
-        _check_tensor_map(tensor_map, {*signature.tensors, *(w.name for w in plan.workspace)}, scope)
-    for index, launch in enumerate(plan.launches):
-        _check_launch(launch, index, plan, signature, scope)
-
-
-# Keywords of C++, which cannot be names in the device code.
-KEYWORDS = frozenset(
-    """
-    alignas alignof and asm auto bitand bitor bool break case catch char class compl const constexpr continue decltype
-    default delete do double else enum explicit export extern false float for friend goto if inline int long mutable
-    namespace new noexcept not nullptr operator or private protected public register return short signed sizeof static
-    struct switch template this throw true try typedef typename union unsigned using virtual void volatile while xor
-    """.split()  # noqa: SIM905 - a list of 70 strings reads worse
-)
-
-
-def _check_fresh(plan: Plan, taken: set[str]) -> None:
-    made = [("knobs", name) for name in plan.settings] + [("let", name) for name, _ in plan.let]
-    made += [("workspace", workspace.name) for workspace in plan.workspace]
-    made += [("tensor_maps", tensor_map.name) for tensor_map in plan.tensor_maps]
-    for section, name in made:
-        if name in KEYWORDS:
-            raise PlaceError(f"`{name}` is a keyword of C++: choose another name", (section, name))
-        if name in taken:
-            raise PlaceError(f"`{name}` is already a name of the op `{plan.op}`: choose another name", (section, name))
-
-
-def _check_conditions(conditions: tuple[str, ...], scope: Scope) -> None:
-    for condition in conditions:
-        expressions.check_boolean(condition, scope)
-
-
-def _checked(path: Path, check: Callable[..., None], *arguments: object) -> None:
-    try:
-        check(*arguments)
-    except ExpressionError as error:
-        raise PlaceError(str(error), path) from error
-
-
-def _check_workspace(workspace: Workspace, signature: Signature, scope: Scope) -> None:
-    path: Path = ("workspace", workspace.name)
-    for expression in workspace.shape:
-        _checked(path, expressions.check_integer, expression, scope)
-    if workspace.dtype not in DTYPES and workspace.dtype not in signature.tensors:
-        raise PlaceError(f"`{workspace.dtype}` is neither a dtype ({', '.join(DTYPES)}) nor a tensor of the op", path)
-
-
-def _check_tensor_map(tensor_map: TensorMap, tensors: set[str], scope: Scope) -> None:
-    path: Path = ("tensor_maps", tensor_map.name)
-    if tensor_map.tensor not in tensors:
-        known = ", ".join(sorted(tensors))
-        raise PlaceError(f"`{tensor_map.tensor}` is not a tensor or workspace (known: {known})", path)
-    for expression in (*tensor_map.shape, *tensor_map.box):
-        _checked(path, expressions.check_integer, expression, scope)
-    if len(tensor_map.shape) != len(tensor_map.box):
-        message = f"`shape` has {len(tensor_map.shape)} sizes and `box` {len(tensor_map.box)}: give one for each dim"
-        raise PlaceError(message, path)
-    if tensor_map.swizzle not in SWIZZLES:
-        raise PlaceError(f"a swizzle of {tensor_map.swizzle} bytes; there are {', '.join(map(str, SWIZZLES))}", path)
-
-
-def _check_launch(launch: Launch, index: int, plan: Plan, signature: Signature, scope: Scope) -> None:
-    sizes = [("grid", e) for e in launch.grid] + [("block", e) for e in launch.block] + [("shared", launch.shared)]
-    for key, expression in sizes:
-        _checked(("launch", index, key), expressions.check_integer, expression, scope)
-    path: Path = ("launch", index, "args")
-    pointers = {*signature.tensors, *(w.name for w in plan.workspace)}
-    maps = {tensor_map.name for tensor_map in plan.tensor_maps}
-    for argument in launch.args:
-        if isinstance(argument, tuple):
-            for name in argument:
-                if name not in pointers:
-                    known = ", ".join(sorted(pointers))
-                    raise PlaceError(f"`{name}` is not a tensor or workspace (known: {known})", path)
-        elif argument not in pointers and argument not in maps and argument not in signature.floats:
-            if isinstance(argument, str) and IDENTIFIER.match(argument) and argument not in scope.integers:
-                known = ", ".join(sorted({*pointers, *maps, *scope.integers, *signature.floats}))
-                raise PlaceError(f"unknown argument `{argument}` (known: {known})", path)
-            _checked(path, expressions.check_integer, argument, scope)
 
 
 def _check_conditionals(plan: Plan, lines: list[str], first_line: int) -> None:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from archive import plain
-from archive.kernel import Kernel
+from archive.kernel import Kernel, Proposal
 from archive.plan import PlanError
 from archive.records import (
     SHIPPED,
@@ -30,7 +30,6 @@ from archive.records import (
     content_id,
     device_fields,
 )
-from archive.runs import Proposal
 from archive.soundness import UnsoundError, check
 
 FORMAT = 1

@@ -99,18 +99,6 @@ class Plan:
         return ""
 
 
-@dataclass(frozen=True)
-class Signature:
-    """The names of an op that the expressions and arguments of a plan may use."""
-
-    op: str
-    tensors: tuple[str, ...]
-    dims: tuple[str, ...]
-    integers: tuple[str, ...] = ()
-    floats: tuple[str, ...] = ()
-    dtypes: tuple[str, ...] = ()
-
-
 def print_plan(plan: Plan) -> str:
     """Return the canonical TOML of a plan: fixed order, defaults left out."""
     lines = [f"op = {_toml(plan.op)}"]

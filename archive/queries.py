@@ -11,10 +11,10 @@ from operator import attrgetter
 from typing import Any
 
 from archive import rows
-from archive.kernel import Kernel
+from archive.kernel import Kernel, Proposal
 from archive.records import SHIPPED, DeviceInfo, Evaluation, Measurement, Merged, Profile, Standard
 from archive.rows import Row
-from archive.runs import AskedQuestion, Leg, Proposal, Run
+from archive.runs import AskedQuestion, Leg, Run
 from archive.store import Filters, uncollected
 from archive.summaries import (
     BriefEvaluation,

@@ -9,10 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from archive import queries, schema
-from archive.kernel import Kernel
+from archive.kernel import Kernel, Proposal
 from archive.records import Evaluation, Merged, Profile, Standard
 from archive.rows import DamagedError, Row
-from archive.runs import AskedQuestion, Leg, Proposal, Run
+from archive.runs import AskedQuestion, Leg, Run
 from archive.sqlite import open_archive
 from archive.store import ArchiveError, Record
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, astuple, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from archive import plain
-from archive.kernel import Kernel
+from archive.kernel import Kernel, Proposal
 from archive.records import (
     Check,
     Conditions,
@@ -26,7 +26,7 @@ from archive.records import (
     content_id,
     device_fields,
 )
-from archive.runs import AskedQuestion, Budget, Cost, Leg, Proposal, Question, Run
+from archive.runs import AskedQuestion, Budget, Cost, Leg, Question, Run
 from archive.soundness import LAST_MOMENT, UnsoundError, check
 from archive.summaries import (
     EvaluationSummary,
@@ -35,7 +35,6 @@ from archive.summaries import (
     RankedTimes,
     Skips,
     is_sound,
-    kernel_summary,
     only_id,
     summary,
     with_code,
@@ -58,7 +57,7 @@ def rows(record: "Record") -> Iterator[tuple[str, Row]]:
     match record:
         case Kernel():
             yield "kernels", (record.id, record.op, record.text)
-            yield "kernel_summaries", (None, *kernel_summary(record)[1:])
+            yield "kernel_summaries", (None, record.id, record.op, record.family, record.outline)
         case Run() | Leg() | Merged():
             yield _small_row(record)
         case Proposal():

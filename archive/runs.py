@@ -1,10 +1,8 @@
-"""Records of proposals: the kernel, its source, the question that it answers, its cost, and the run."""
+"""Records of runs: their budgets and legs, and the questions that they asked of models, with their costs."""
 
 from dataclasses import dataclass, field
-from functools import cached_property
 
-from archive.kernel import Kernel
-from archive.records import SHIPPED, content_id
+from archive.records import content_id
 
 
 @dataclass(frozen=True)
@@ -31,45 +29,6 @@ class Question:
     endpoint: str  # the address, without credentials
     parameters: str  # the rest of the request's body, as JSON
     messages: tuple[tuple[str, str], ...]  # role and content
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """A proposed kernel, or a reply without a valid kernel and the reason (`failure`)."""
-
-    op: str
-    operator: str  # how it was made: seed, knobs, crossover, draft, improve, repair, tell
-    proposer: str  # where it came from: offline, tell, or the model's name
-    kernel: Kernel | None
-    parents: tuple[str, ...] = ()
-    run: str = ""
-    reply: str = ""  # the model's reply, kept even if it has no kernel
-    failure: str = ""
-    cost: Cost = field(default=Cost())
-    created: float = 0.0
-    call: str = ""  # distinguishes equal answers to several calls, because each call was paid for
-    # Stored with a new proposal, but read back only as an AskedQuestion, because it is long and rarely needed.
-    question: Question | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def kernel_id(self) -> str:
-        return self.kernel.id if self.kernel else ""
-
-    @property
-    def shipped(self) -> bool:
-        """Whether it is of a kernel as it ships with the package."""
-        return SHIPPED in (self.proposer, self.run)
-
-    @property
-    def answered(self) -> bool:
-        """Whether there was a reply. A request that got none costs nothing."""
-        return bool(self.kernel or self.reply or self.cost.tokens)
-
-    @cached_property
-    def id(self) -> str:
-        """A hash that ignores the time and the cost, so that a proposal told twice is one record."""
-        said = [self.kernel_id, list(self.parents), self.run, self.reply, self.failure]
-        return content_id([self.op, self.operator, self.proposer, *said, *([self.call] if self.call else [])])
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,9 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from archive import library, measured
-from archive.kernel import Kernel
+from archive.kernel import Kernel, Proposal
 from archive.measured import MeasuredError, MeasuredKernel
 from archive.records import SHIPPED, Evaluation
-from archive.runs import Proposal
 from archive.sqlite import SqliteStore, open_archive
 from archive.store import ArchiveError
 from archive.summaries import EvaluationSummary

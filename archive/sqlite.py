@@ -13,11 +13,11 @@ from typing import Any, TypeVar, Unpack
 from urllib.parse import quote
 
 from archive import contenders, queries, rows, schema
-from archive.kernel import Kernel
+from archive.kernel import Kernel, Proposal
 from archive.plan import PlanError
 from archive.records import Evaluation, Merged, Profile, Standard
 from archive.rows import DamagedError
-from archive.runs import AskedQuestion, Leg, Proposal, Run
+from archive.runs import AskedQuestion, Leg, Run
 from archive.schema import SchemaError
 from archive.soundness import UnsoundError, check_foreign
 from archive.store import ArchiveError, Filters, R, Record, Store

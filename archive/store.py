@@ -5,9 +5,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal, Protocol, TypedDict, TypeVar, Unpack
 
-from archive.kernel import Kernel
+from archive.kernel import Kernel, Proposal
 from archive.records import DeviceInfo, Evaluation, Merged, Profile, Standard
-from archive.runs import AskedQuestion, Leg, Proposal, Run
+from archive.runs import AskedQuestion, Leg, Run
 from archive.summaries import (
     BriefEvaluation,
     BriefProposal,

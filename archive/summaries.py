@@ -14,9 +14,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from archive import plain
-from archive.kernel import Kernel
 from archive.records import SHIPPED, Evaluation, Measurement, Outcome, Traits
-from archive.runs import Cost, Proposal
+from archive.runs import Cost
 
 LOG_CHARACTERS = 600
 FREE = Cost()
@@ -242,19 +241,6 @@ def with_code(traits_json: str, code: str) -> str:
 def traits_in(traits_json: str, code: str = "") -> Traits | None:
     """Return the traits in a JSON that was stripped of the code."""
     return plain.record(Traits, {"code": code} | json.loads(traits_json)) if traits_json else None
-
-
-def proposal_summary(proposal: Proposal, number: int = 0) -> ProposalSummary:
-    cost = proposal.cost
-    return ProposalSummary(
-        number, proposal.id, proposal.op, proposal.operator, proposal.proposer, proposal.kernel_id, proposal.parents,
-        proposal.run, proposal.failure, proposal.created, proposal.call, cost.prompt_tokens, cost.completion_tokens,
-        cost.seconds, cost.cached_tokens, cost.reasoning_tokens, cost.usd,
-    )  # fmt: skip
-
-
-def kernel_summary(kernel: Kernel, number: int = 0) -> KernelSummary:
-    return KernelSummary(number, kernel.id, kernel.op, kernel.family, kernel.outline)
 
 
 def packed(timings: Iterable[Timing]) -> tuple[str, bytes]:

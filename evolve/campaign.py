@@ -10,8 +10,9 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, 
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
+from archive.kernel import Proposal
 from archive.records import Evaluation, Measurement
-from archive.runs import Budget, Proposal
+from archive.runs import Budget
 from archive.store import Store
 from archive.summaries import Timing
 from evolve import budget, loop

@@ -9,8 +9,8 @@ from collections.abc import Generator, Iterable
 from itertools import chain
 from typing import TypeVar
 
+from archive.kernel import Proposal
 from archive.records import Evaluation
-from archive.runs import Proposal
 from archive.store import Store
 from evolve import budget
 from evolve.budget import Ended, Spent

@@ -4,8 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from archive.binding import Point
-from archive.plan import Signature
+from archive.binding import Point, Signature
 from archive.records import DeviceInfo
 from reference_ops.op import Op, Workload
 

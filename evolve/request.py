@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, overload
 
-from archive.kernel import Kernel
+from archive.kernel import Kernel, Proposal
 from archive.records import DeviceInfo, Evaluation, Profile
-from archive.runs import Cost, Proposal
+from archive.runs import Cost
 from archive.summaries import EvaluationSummary
 from reference_ops.op import Op
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from records import GPU, brief_evaluation, brief_proposal, confirmed, failed_reply, kernel, passed, proposal
 
-from archive.kernel import Kernel
+from archive.kernel import Kernel, Proposal
 from archive.records import Evaluation
-from archive.runs import Budget, Cost, Leg, Proposal
+from archive.runs import Budget, Cost, Leg
 from evolve.budget import IDLE_SECONDS, Ended, History, Spent, at_light, ended, left, nearest, spent, steps
 from evolve.selection.population import champions
 

@@ -11,8 +11,9 @@ from fake_engine import FakeEngine
 from records import CPU
 from scripted_runs import PRICE, TWICE, PricedModel, by_number, kernel, op, outcome
 
+from archive.kernel import Proposal
 from archive.records import Evaluation
-from archive.runs import Budget, Leg, Proposal, Run
+from archive.runs import Budget, Leg, Run
 from archive.sqlite import SqliteStore, open_archive
 from evolve import budget
 from evolve.budget import Ended, Spent

@@ -10,9 +10,9 @@ import pytest
 from fake_engine import FakeEngine, verdict
 from records import CPU, GPU, passed
 
-from archive.kernel import Kernel
+from archive.kernel import Kernel, Proposal
 from archive.records import Evaluation, Measurement, Outcome, Profile
-from archive.runs import Budget, Leg, Proposal
+from archive.runs import Budget, Leg
 from archive.sqlite import SqliteStore, open_archive
 from evolve.engines.engine import Job
 from evolve.loop import evolve

@@ -10,8 +10,9 @@ from fake_engine import FakeEngine
 from records import CPU
 from scripted_runs import PRICE, TWICE, PricedModel, by_number, number_of, op, outcome, timed_engine
 
+from archive.kernel import Proposal
 from archive.records import Evaluation
-from archive.runs import Budget, Proposal, Run
+from archive.runs import Budget, Run
 from archive.sqlite import SqliteStore, open_archive
 from evolve import budget
 from evolve.budget import Ended, Spent

@@ -8,9 +8,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from archive.kernel import Kernel
+from archive.kernel import Kernel, Proposal
 from archive.records import DeviceInfo, Evaluation, Outcome
-from archive.runs import Proposal
 from archive.sqlite import SqliteStore
 from archive.store import Store, uncollected
 from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary

@@ -13,9 +13,9 @@ import typer
 from rich.console import Console
 
 from archive import exchange, recovery
-from archive.kernel import Kernel
+from archive.kernel import Kernel, Proposal
 from archive.records import DeviceInfo, Evaluation, Standard
-from archive.runs import Proposal, Run
+from archive.runs import Run
 from archive.sqlite import gathered, open_archive, take
 from archive.store import ArchiveError, Record, Store
 from evolve import wiring

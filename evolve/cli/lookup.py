@@ -5,8 +5,8 @@ from typing import NoReturn
 
 import typer
 
-from archive.kernel import Kernel
-from archive.runs import Proposal, Run
+from archive.kernel import Kernel, Proposal
+from archive.runs import Run
 from archive.store import Store
 from archive.summaries import KernelSummary, ProposalSummary
 from evolve.errors import UserError

@@ -15,8 +15,8 @@ from rich.console import Console
 
 from archive import library, seeds
 from archive.claims import Claims
-from archive.kernel import Kernel
-from archive.runs import Budget, Proposal, Run
+from archive.kernel import Kernel, Proposal
+from archive.runs import Budget, Run
 from archive.store import Store
 from evolve import budget, wiring
 from evolve.budget import Ended, Spent

@@ -16,8 +16,7 @@ from evolve.devices.policy import Policy
 from evolve.errors import UserError
 
 if TYPE_CHECKING:
-    from archive.binding import Bound
-    from archive.kernel import Kernel
+    from archive.kernel import Bound, Kernel
     from archive.records import DeviceInfo
     from evolve.devices.device import CompileResult, Device
 

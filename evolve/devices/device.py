@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from archive.binding import Bound, BoundMap
+from archive.kernel import Bound, BoundMap
 from archive.records import Conditions, DeviceInfo, Outcome, Resources, Sanitized, Traits
 from evolve.devices.error_passes import ErrorPasses
 

@@ -5,7 +5,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from archive.binding import Bound
+from archive.kernel import Bound
 from archive.plan import print_plan
 
 C_TYPES = {

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
 
-from archive.kernel import Kernel
+from archive.kernel import Kernel, Proposal
 from archive.records import SHIPPED, DeviceInfo, Evaluation, Merged, Profile, Standard
-from archive.runs import Proposal, Run
+from archive.runs import Run
 from archive.sqlite import SqliteStore, open_archive
 from archive.store import Filters, R, Record, Store
 from archive.summaries import EvaluationSummary, ProposalSummary

@@ -17,8 +17,7 @@ from typing import TypeVar
 import torch
 
 from archive import kernel as genome
-from archive.binding import Bound
-from archive.kernel import Kernel
+from archive.kernel import Bound, Kernel
 from archive.plan import PlanError
 from archive.records import DeviceInfo, Evaluation, Outcome, content_id
 from evolve.devices import choose

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from archive.binding import Bound, IllegalError, accepts, bind
-from archive.kernel import Kernel
-from archive.kernel import check as check_plan
+from archive.binding import IllegalError, accepts, bind
+from archive.binding import check as check_plan
+from archive.kernel import Bound, Kernel
 from archive.plan import PlanError
 from archive.records import DeviceInfo, Evaluation, Outcome, Traits, content_id
 from evolve.devices.choose import policy_of

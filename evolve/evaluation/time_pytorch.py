@@ -9,8 +9,8 @@ from collections.abc import Callable
 import torch
 
 from archive.binding import IllegalError
+from archive.binding import check as check_plan
 from archive.kernel import Kernel
-from archive.kernel import check as check_plan
 from archive.plan import PlanError
 from archive.records import Profile, Standard
 from evolve.devices.choose import policy_of

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from archive import library, measured, seeds
-from archive.kernel import Kernel
+from archive.kernel import Kernel, Proposal
 from archive.measured import MeasuredKernel, Origin
 from archive.records import SHIPPED, Evaluation, Merged
-from archive.runs import Proposal
 from archive.store import Store
 from evolve.devices.choose import policy_of
 from evolve.selection import population

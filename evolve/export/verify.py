@@ -11,9 +11,9 @@ from enum import StrEnum
 from pathlib import Path
 
 from archive import library
-from archive.kernel import Kernel
+from archive.kernel import Kernel, Proposal
 from archive.records import DeviceInfo, Evaluation, Measurement, Outcome
-from archive.runs import Budget, Proposal, Run
+from archive.runs import Budget, Run
 from archive.store import Store, evaluations_of
 from archive.summaries import KernelSummary, RankedTimes
 from evolve.devices import choose

@@ -4,8 +4,7 @@ import hashlib
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
-from archive import kernel as genome
-from archive.binding import IllegalError, accepts, bind
+from archive.binding import IllegalError, accepts, bind, parse_for
 from archive.kernel import Kernel
 from archive.plan import PlanError
 from archive.records import Evaluation, Merged
@@ -163,7 +162,7 @@ def _measured(op: Op, kernel: Kernel, evaluation: Evaluation) -> Iterator[Measur
 
 def _fits(kernel: Kernel, op: Op) -> bool:
     try:
-        genome.parse_for(kernel.text, signature(op))
+        parse_for(kernel.text, signature(op))
     except PlanError:
         return False
     return True

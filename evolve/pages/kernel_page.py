@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from archive.kernel import Kernel
+from archive.kernel import Kernel, Proposal
 from archive.records import Check, DeviceInfo, Evaluation, Profile
-from archive.runs import AskedQuestion, Proposal, Run
+from archive.runs import AskedQuestion, Run
 from archive.store import Store
 from archive.summaries import EvaluationSummary, ProposalSummary
 from evolve.devices.choose import policy_of

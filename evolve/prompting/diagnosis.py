@@ -3,8 +3,8 @@
 import re
 from collections.abc import Iterator
 
-from archive.binding import Bound, IllegalError, accepts, bind
-from archive.kernel import Kernel
+from archive.binding import IllegalError, accepts, bind
+from archive.kernel import Bound, Kernel
 from archive.plan import PlanError
 from archive.records import DeviceInfo, Evaluation, Outcome, Resources, Traits
 from evolve.devices.choose import policy_of

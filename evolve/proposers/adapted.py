@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from archive import library
-from archive.kernel import CLOSE, OPEN, Kernel, parse_for
+from archive.binding import parse_for
+from archive.kernel import CLOSE, OPEN, Kernel
 from archive.plan import Argument, Expression, Launch, Plan, PlanError, Workspace, print_plan
 from evolve.op_on_device import signature
 from reference_ops.equivalents import Equivalent, equivalents

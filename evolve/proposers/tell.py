@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from archive import exchange, kernel
+from archive import exchange
+from archive.binding import parse_for
 from archive.exchange import BatchReply, CustomId
-from archive.kernel import Kernel
+from archive.kernel import CLOSE, OPEN, Kernel, Proposal
 from archive.plan import PlanError
-from archive.runs import Proposal
 from evolve.errors import UserError
 from evolve.op_on_device import signature
 from evolve.proposers.llm.chat import cost_of
@@ -153,7 +153,7 @@ def _in_source(file: Path, text: str) -> _Entry:
     if not named:
         raise UserError(
             f"{file} does not name an op",
-            f'A kernel begins with its plan: {kernel.OPEN}, then a line such as op = "softmax".',
+            f'A kernel begins with its plan: {OPEN}, then a line such as op = "softmax".',
         )
     return _Entry(file, text, named)
 
@@ -175,7 +175,7 @@ def _in_batch(file: Path, text: str) -> Iterator[_Entry]:
 
 
 def _op_named(text: str) -> str:
-    header = text.partition(kernel.OPEN)[2].partition(kernel.CLOSE)[0]
+    header = text.partition(OPEN)[2].partition(CLOSE)[0]
     match = NAMED_OP.search(header)
     return match.group(1) if match else ""
 
@@ -183,6 +183,6 @@ def _op_named(text: str) -> str:
 def _from_source(entry: _Entry, request: Request, origin: Proposal) -> Proposal:
     """Return the proposal for a `.cu` file, which holds one kernel and nothing else."""
     try:
-        return replace(origin, kernel=kernel.parse_for(entry.text, signature(request.op)))
+        return replace(origin, kernel=parse_for(entry.text, signature(request.op)))
     except PlanError as error:
         return replace(origin, reply=entry.text, failure=f"{entry.file.name}, {error}")

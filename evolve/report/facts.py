@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from archive.kernel import Kernel
+from archive.kernel import Kernel, Proposal
 from archive.records import Duel, Evaluation, Measurement
-from archive.runs import Proposal
 from archive.summaries import ProposalSummary
 from evolve.devices.choose import policy_of
 from evolve.report.basis import PYTORCH, Basis, known_basis

@@ -9,9 +9,8 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from archive.kernel import OPEN, Kernel
+from archive.kernel import OPEN, Kernel, Proposal
 from archive.records import SHIPPED, Confirmed, Duel, Evaluation
-from archive.runs import Proposal
 from evolve.devices.choose import policy_of
 from evolve.report.basis import Basis, known_basis
 from evolve.report.differences import Side, side_by_side

@@ -9,8 +9,8 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from archive.kernel import Proposal
 from archive.records import DeviceInfo, Evaluation
-from archive.runs import Proposal
 from evolve.budget import Spent
 from evolve.errors import kind_of
 from evolve.report.basis import known_basis

@@ -12,8 +12,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from archive.kernel import Proposal
 from archive.records import DeviceInfo, Evaluation
-from archive.runs import Budget, Proposal
+from archive.runs import Budget
 from archive.sqlite import SqliteStore, open_archive
 from archive.store import Store
 from archive.summaries import EvaluationSummary, Judged, KernelId

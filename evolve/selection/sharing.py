@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 
 from archive.claims import Claims
+from archive.kernel import Proposal
 from archive.records import Evaluation
-from archive.runs import Proposal
 from evolve.request import Request
 from evolve.selection.view import OpView
 

@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from archive.binding import BoundMap, IllegalError, Point, Pointer, Pointers, accepts, bind
-from archive.kernel import Kernel, parse
+from archive.binding import IllegalError, Point, accepts, bind
+from archive.kernel import BoundMap, Kernel, Pointer, Pointers, parse
 from archive.plan import PlanError
 
 POINT = Point(

@@ -2,9 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from archive.kernel import Kernel, parse, parse_for
+from archive.binding import Signature, parse_for
+from archive.kernel import Kernel, parse
 from archive.library import op_names, shipped
-from archive.plan import PlanError, Signature
+from archive.plan import PlanError
 
 SIGNATURE = Signature("softmax", ("x", "out"), ("rows", "cols"), ("axis",), ("eps",), ("float32", "bfloat16"))
 TEXT = """/*---

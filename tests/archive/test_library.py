@@ -42,7 +42,7 @@ def test_no_two_shipped_kernels_are_the_same(op: Op) -> None:
 
 @each(SHIPPED)
 def test_a_shipped_kernel_fits_its_op(op: Op, shipped: Kernel) -> None:
-    kernel.check(shipped, signature(op))
+    binding.check(shipped, signature(op))
 
 
 @each(SHIPPED)

@@ -8,10 +8,9 @@ from records import GPU, checked, confirmed, kernel, passed, proposal
 from shipping import ship
 
 from archive import library, measured, seeds
-from archive.kernel import Kernel
+from archive.kernel import Kernel, Proposal
 from archive.measured import MeasuredError, MeasuredKernel, Origin
 from archive.records import Duel, Evaluation
-from archive.runs import Proposal
 from archive.sqlite import merge, open_archive
 from archive.store import ArchiveError
 

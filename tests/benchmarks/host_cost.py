@@ -25,7 +25,7 @@ import torch  # noqa: E402
 from emulated_machine import primitives  # noqa: E402
 from gpu_records import H200  # noqa: E402
 
-from archive.binding import Bound  # noqa: E402
+from archive.kernel import Bound  # noqa: E402
 from archive.records import DeviceInfo  # noqa: E402
 from evolve.devices.cuda.translation import source  # noqa: E402
 from evolve.export.families import forms  # noqa: E402

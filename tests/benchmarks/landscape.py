@@ -18,8 +18,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 from landscapes import header, line, read  # noqa: E402
 
-from archive.binding import IllegalError, accepts, bind  # noqa: E402
-from archive.kernel import Kernel, parse_for  # noqa: E402
+from archive.binding import IllegalError, accepts, bind, parse_for  # noqa: E402
+from archive.kernel import Kernel  # noqa: E402
 from archive.records import DeviceInfo, Evaluation  # noqa: E402
 from evolve import wiring  # noqa: E402
 from evolve.devices import choose  # noqa: E402

@@ -28,9 +28,9 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from archive import library  # noqa: E402
-from archive.kernel import Kernel  # noqa: E402
+from archive.kernel import Kernel, Proposal  # noqa: E402
 from archive.records import DeviceInfo, Evaluation, Measurement, Outcome, Profile, Traits  # noqa: E402
-from archive.runs import Budget, Proposal, Run  # noqa: E402
+from archive.runs import Budget, Run  # noqa: E402
 from archive.sqlite import SqliteStore, open_archive  # noqa: E402
 from archive.store import Record  # noqa: E402
 from evolve.campaign import Slice, campaign  # noqa: E402

@@ -15,10 +15,10 @@ from each import sampled
 from records import GPU, passed
 from shared_engine import run_here
 
-from archive.kernel import Kernel
+from archive.kernel import Kernel, Proposal
 from archive.library import shipped
 from archive.records import Evaluation
-from archive.runs import Budget, Proposal, Run
+from archive.runs import Budget, Run
 from archive.sqlite import open_archive
 from evolve.cli.app import main
 from evolve.engines.engine import Engine

@@ -11,8 +11,9 @@ from scripted_runs import PricedModel, kernel, op
 from shipping import ship
 
 from archive import library, measured
+from archive.kernel import Proposal
 from archive.records import DeviceInfo, Evaluation, Measurement, Outcome
-from archive.runs import Budget, Proposal, Run
+from archive.runs import Budget, Run
 from archive.sqlite import SqliteStore, open_archive
 from evolve.budget import Ended
 from evolve.cli.display import reason, standing_of

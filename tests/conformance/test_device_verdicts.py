@@ -4,8 +4,8 @@ import pytest
 import torch
 from device_kernels import EVERY_DEVICE, bound, made, out_of, rejected, single
 
-from archive.binding import Bound, IllegalError
-from archive.kernel import parse
+from archive.binding import IllegalError
+from archive.kernel import Bound, parse
 from archive.records import Outcome
 from evolve.devices.device import Device, RejectedError
 

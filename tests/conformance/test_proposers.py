@@ -10,9 +10,9 @@ from random_knobs import RandomKnobs
 from scripted_endpoint import KEY, MODEL, Rule, ScriptedEndpoint, answer, completion_body, in_fence, status
 from small_op import BROKEN_TEXT, KERNEL_TEXT, OP, SLOW_TEXT, failed, passed, request
 
+from archive.binding import parse_for
 from archive.exchange import encode_custom_id
-from archive.kernel import parse, parse_for
-from archive.runs import Proposal
+from archive.kernel import Proposal, parse
 from archive.sqlite import open_archive
 from evolve import wiring
 from evolve.op_on_device import signature

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from archive.binding import Bound, Point, bind
-from archive.kernel import parse
+from archive.binding import Point, bind
+from archive.kernel import Bound, parse
 from archive.records import Outcome
 from evolve.devices.cuda.compiler import ANCHOR, Cubin, compile_cubin
 from evolve.devices.device import RejectedError

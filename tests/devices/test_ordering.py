@@ -12,8 +12,8 @@ pytest.importorskip("cupy")
 from each import each
 from unordered import POINT, bound
 
-from archive.binding import Bound, bind
-from archive.kernel import parse
+from archive.binding import bind
+from archive.kernel import Bound, parse
 from archive.records import Outcome
 from evolve.devices.cuda import ordering
 from evolve.devices.cuda.compiler import Cubin, compile_ahead, compile_cubin

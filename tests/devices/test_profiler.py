@@ -13,7 +13,7 @@ import torch
 from device_kernels import PAIR, bound, single
 from processes import all_gone
 
-from archive.binding import Bound
+from archive.kernel import Bound
 from evolve.devices import counters
 from evolve.devices.device import Counted
 

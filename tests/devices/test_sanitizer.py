@@ -10,7 +10,7 @@ import pytest
 import torch
 from device_kernels import bound, made, single
 
-from archive.binding import BoundLaunch, BoundMap, Pointer, Pointers
+from archive.kernel import BoundLaunch, BoundMap, Pointer, Pointers
 from archive.records import Sanitized
 from evolve.devices.device import Device, SeparateRun
 

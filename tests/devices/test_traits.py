@@ -9,8 +9,8 @@ from each import each
 
 pytest.importorskip("cupy")
 
-from archive.binding import Bound, bind
-from archive.kernel import Kernel, parse
+from archive.binding import bind
+from archive.kernel import Bound, Kernel, parse
 from archive.library import shipped
 from archive.records import DeviceInfo, Traits
 from evolve.devices.cuda.compiler import compile_cubin

@@ -10,8 +10,8 @@ from bad_kernels import twice_kernel
 from fake_engine import verdict
 from records import CPU
 
+from archive.kernel import Proposal
 from archive.records import Evaluation
-from archive.runs import Proposal
 from archive.sqlite import open_archive
 from archive.store import ArchiveError
 from evolve.engines.engine import Job

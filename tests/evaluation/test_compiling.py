@@ -11,8 +11,7 @@ from bad_kernels import UNKNOWN_TENSOR, twice_kernel
 from scripted_device import INFO, OP, ScriptedDevice, ScriptedProgram
 
 from archive import library
-from archive.binding import Bound
-from archive.kernel import Kernel, parse
+from archive.kernel import Bound, Kernel, parse
 from archive.records import Evaluation, Outcome, Traits
 from evolve.devices.device import Program, RejectedError
 from evolve.evaluation.compiling import compiled, few_rows, precompile

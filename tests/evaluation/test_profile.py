@@ -9,8 +9,7 @@ import pytest
 import torch
 from scripted_device import INFO, OP, WORKLOAD, ScriptedDevice
 
-from archive.binding import Bound
-from archive.kernel import Kernel, parse
+from archive.kernel import Bound, Kernel, parse
 from archive.records import Outcome
 from evolve.devices.device import Counted, Profiler, RejectedError, Tools
 from evolve.evaluation.requests import ProfileResult

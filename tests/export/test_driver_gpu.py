@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from archive.binding import Bound, BoundLaunch, Pointer, Pointers, Value
+from archive.kernel import Bound, BoundLaunch, Pointer, Pointers, Value
 from evolve.devices.cuda.translation import PRELUDE
 from evolve.devices.device import RejectedError
 from evolve.export.template.driver import DriverError, Program, despite_captures, driver, program, use_context

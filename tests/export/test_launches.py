@@ -13,7 +13,8 @@ import torch
 from gpu_records import H200
 
 from archive import library
-from archive.binding import Bound, BoundLaunch, BoundMap, Pointer, Pointers, Value, bind
+from archive.binding import bind
+from archive.kernel import Bound, BoundLaunch, BoundMap, Pointer, Pointers, Value
 from evolve.devices import object_file
 from evolve.devices.cuda import cubin, tensor_maps
 from evolve.devices.cuda.translation import source

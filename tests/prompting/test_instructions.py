@@ -4,8 +4,7 @@ import pytest
 from each import each
 from small_op import OP
 
-from archive.binding import bind
-from archive.kernel import parse_for
+from archive.binding import bind, parse_for
 from archive.records import DeviceInfo
 from evolve.op_on_device import point, signature
 from evolve.prompting.instructions import (

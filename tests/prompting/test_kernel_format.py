@@ -8,8 +8,7 @@ from each import each
 from small_op import GPU, KERNEL, KERNEL_TEXT, OP
 
 from archive import binding, plan_reader
-from archive.binding import bind
-from archive.kernel import parse_for
+from archive.binding import bind, parse_for
 from evolve.devices.cuda.translation import EMPTY_HEADERS, PRELUDE
 from evolve.devices.prelude import C_TYPES, specialisation
 from evolve.evaluation.buffers import LEAST_ALIGNMENT

@@ -12,8 +12,9 @@ from fake_engine import FakeEngine, verdict
 from random_knobs import RandomKnobs
 from records import measurement
 
+from archive.kernel import Proposal
 from archive.records import Evaluation
-from archive.runs import Budget, Proposal
+from archive.runs import Budget
 from archive.sqlite import SqliteStore, open_archive
 from evolve.budget import Ended
 from evolve.engines.engine import Job

@@ -9,8 +9,7 @@ from scripted_endpoint import completion_body, in_fence
 from small_op import KERNEL, KERNEL_TEXT, OP, SLOW_TEXT, passed, request
 
 from archive.exchange import encode_custom_id
-from archive.kernel import parse
-from archive.runs import Proposal
+from archive.kernel import Proposal, parse
 from evolve.errors import UserError
 from evolve.proposers.tell import TellProposer, ops_in
 

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 from commandline import evolve
-from records import failed_reply
+from records import failed_reply, proposal_summary
 from rich.console import Console
 
-from archive.runs import Proposal
+from archive.kernel import Proposal
 from archive.sqlite import open_archive
-from archive.summaries import proposal_summary
 from evolve.report.failures import MOST_LISTED, failures_line, failures_table, reasons, tally
 
 

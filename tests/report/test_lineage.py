@@ -6,8 +6,8 @@ from drawn import drawn
 from records import CPU, GPU, failed, failed_reply, kernel, passed, proposal
 from standings import archive_of
 
+from archive.kernel import Proposal
 from archive.records import Evaluation
-from archive.runs import Proposal
 from evolve.report.lineage import Lineage, left_out_words, lineage_tree, lineages
 
 ROWS = "rows=8 cols=16 float32"

@@ -8,8 +8,9 @@ import pytest
 from drawn import drawn
 from records import CPU, GPU, confirmed, failed, failed_reply, kernel, passed, proposal
 
+from archive.kernel import Proposal
 from archive.records import DeviceInfo, Evaluation, Outcome
-from archive.runs import Budget, Proposal
+from archive.runs import Budget
 from archive.sqlite import open_archive
 from evolve.report.live import EventLog, RunDisplay
 from evolve.report.progress import BudgetMeter, Phases, Watcher

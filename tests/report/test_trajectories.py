@@ -7,8 +7,9 @@ import pytest
 from records import GPU, brief_evaluation, brief_proposal, failed, kernel, passed, proposal
 from standings import archive_of
 
+from archive.kernel import Proposal
 from archive.records import Evaluation
-from archive.runs import Cost, Leg, Proposal, Run
+from archive.runs import Cost, Leg, Run
 from archive.summaries import RankedTimes
 from evolve.budget import History, Spent
 from evolve.report import runs

@@ -19,7 +19,8 @@ from faulty_script import FAULTS, Locked, Script, always_failing
 from scripted_endpoint import KEY, ScriptedEndpoint
 from scripted_runs import faster_and_faster
 
-from archive.runs import AskedQuestion, Budget, Proposal
+from archive.kernel import Proposal
+from archive.runs import AskedQuestion, Budget
 from archive.sqlite import SqliteStore, open_archive
 from evolve.loop import evolve
 from evolve.proposers.llm import endpoint

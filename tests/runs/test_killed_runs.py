@@ -14,9 +14,9 @@ import pytest
 from command import TWICE, run, start
 from processes import all_gone, descendants
 
-from archive.kernel import parse
+from archive.kernel import Proposal, parse
 from archive.records import Evaluation
-from archive.runs import Leg, Proposal
+from archive.runs import Leg
 from archive.sqlite import open_archive
 
 KILLS = 20

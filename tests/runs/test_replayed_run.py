@@ -12,8 +12,9 @@ from records import CPU
 from scripted_endpoint import KEY, ScriptedEndpoint, Step, answer, in_fence, status
 from scripted_runs import PricedModel, faster_and_faster, kernel, op
 
+from archive.kernel import Proposal
 from archive.records import Evaluation
-from archive.runs import AskedQuestion, Budget, Proposal, Question, Run
+from archive.runs import AskedQuestion, Budget, Question, Run
 from archive.sqlite import SqliteStore, open_archive
 from evolve import wiring
 from evolve.cli import session

@@ -9,8 +9,9 @@ from command import TWICE, run
 from scripted_endpoint import Rule, ScriptedEndpoint, Step, answer, in_fence, stall, status, truncated
 from shared_engine import run_here
 
+from archive.kernel import Proposal
 from archive.records import Evaluation, Outcome
-from archive.runs import Proposal, Run
+from archive.runs import Run
 from archive.sqlite import SqliteStore, open_archive
 from evolve.engines.engine import Engine
 

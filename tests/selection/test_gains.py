@@ -3,12 +3,12 @@ import random
 from dataclasses import replace
 
 import pytest
-from records import failed, failed_reply, kernel, passed, proposal
+from records import failed, failed_reply, kernel, passed, proposal, proposal_summary
 
-from archive.kernel import Kernel
+from archive.kernel import Kernel, Proposal
 from archive.records import Evaluation
-from archive.runs import Cost, Proposal
-from archive.summaries import proposal_summary, summary
+from archive.runs import Cost
+from archive.summaries import summary
 from evolve.request import Trial
 from evolve.selection import history
 

@@ -5,12 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
-from records import GPU, measurement
+from records import GPU, measurement, proposal_summary
 
-from archive.kernel import Kernel, parse
+from archive.kernel import Kernel, Proposal, parse
 from archive.records import Evaluation, Outcome
-from archive.runs import Proposal
-from archive.summaries import EvaluationSummary, proposal_summary, summary
+from archive.summaries import EvaluationSummary, summary
 from evolve.selection.lessons import Lessons, reason_in, shortened
 
 ROWS, COLS = "rows=8192 cols=1024 float32", "rows=4 cols=65536 float32"

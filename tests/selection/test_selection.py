@@ -8,8 +8,8 @@ import pytest
 from records import CPU, GPU, confirmed, failed, kernel, passed
 from records import proposal as record_of
 
+from archive.kernel import Proposal
 from archive.records import DeviceInfo, Evaluation, Outcome, Profile, Standard, Traits
-from archive.runs import Proposal
 from archive.sqlite import SqliteStore, merge, open_archive
 from evolve.request import Left, Request
 from evolve.selection import selection

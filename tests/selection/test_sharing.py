@@ -13,9 +13,9 @@ from records import CPU
 from scripted_runs import TWICE, PricedModel, op, outcome
 
 from archive.claims import claims_on
-from archive.kernel import parse
+from archive.kernel import Proposal, parse
 from archive.records import Evaluation, Measurement
-from archive.runs import Budget, Proposal, Run
+from archive.runs import Budget, Run
 from archive.sqlite import open_archive
 from evolve import budget
 from evolve.budget import Ended

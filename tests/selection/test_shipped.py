@@ -8,9 +8,8 @@ import pytest
 from records import CPU, GPU, confirmed, passed
 
 from archive import seeds
-from archive.kernel import Kernel
+from archive.kernel import Kernel, Proposal
 from archive.records import SHIPPED, Evaluation
-from archive.runs import Proposal
 from archive.sqlite import SqliteStore, open_archive
 from evolve.report.standing import standing
 from evolve.selection import selection

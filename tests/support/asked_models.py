@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from scripted_endpoint import KEY, MODEL, ScriptedEndpoint, Step
 from small_op import request
 
-from archive.runs import Proposal
+from archive.kernel import Proposal
 from evolve.proposers.llm.endpoint import Endpoints
 from evolve.proposers.llm.models import Model
 from evolve.proposers.llm.proposer import LlmProposer

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from records import CPU, GPU, failed, failed_reply, kernel, measurement, passed, proposal
 
-from archive.kernel import Kernel
+from archive.kernel import Kernel, Proposal
 from archive.records import Evaluation, Outcome
-from archive.runs import Proposal, Run
+from archive.runs import Run
 from archive.sqlite import open_archive
 from evolve.cli.app import main
 

@@ -6,8 +6,8 @@ from functools import cache
 import pytest
 import torch
 
-from archive.binding import Bound, Point, bind
-from archive.kernel import Kernel, parse
+from archive.binding import Point, bind
+from archive.kernel import Bound, Kernel, parse
 from evolve.devices.choose import kinds, make, policy_of
 from evolve.devices.device import Device, RejectedError
 from evolve.devices.emulated.device import EmulatedDevice

@@ -10,8 +10,7 @@ import torch
 from gpu_records import H200, duel, times
 
 from archive import library
-from archive.binding import Bound, BoundLaunch
-from archive.kernel import Kernel
+from archive.kernel import Bound, BoundLaunch, Kernel
 from archive.records import DeviceInfo
 from evolve.devices.device import RejectedError
 from evolve.devices.emulated.device import EmulatedDevice, EmulatedProgram

@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from archive.runs import Proposal
+from archive.kernel import Proposal
 from evolve.request import Request
 
 

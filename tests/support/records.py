@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from archive.kernel import Kernel, parse
+from archive.kernel import Kernel, Proposal, parse
 from archive.records import (
     Check,
     Conditions,
@@ -15,8 +15,7 @@ from archive.records import (
     Resources,
     Sanitized,
 )
-from archive.runs import Proposal
-from archive.summaries import BriefEvaluation, BriefProposal
+from archive.summaries import BriefEvaluation, BriefProposal, ProposalSummary
 
 GPU = DeviceInfo("cuda", "Some GPU", "sm_90a", 132, 232448, copy_gb_s=4000.0, tflops=(("float32", 50.0),))
 CPU = DeviceInfo("emulated", "Some CPU", "sm_90a", 4, 232448)
@@ -32,6 +31,15 @@ def kernel(number: int = 0, op: str = "softmax") -> Kernel:
 
 def proposal(of: Kernel, *parents: str, operator: str = "knobs", run: str = "run") -> Proposal:
     return Proposal(of.op, operator, "offline", of, parents=parents, run=run, created=1.5)
+
+
+def proposal_summary(of: Proposal, number: int = 0) -> ProposalSummary:
+    cost = of.cost
+    return ProposalSummary(
+        number, of.id, of.op, of.operator, of.proposer, of.kernel_id, of.parents, of.run, of.failure, of.created,
+        of.call, cost.prompt_tokens, cost.completion_tokens, cost.seconds, cost.cached_tokens, cost.reasoning_tokens,
+        cost.usd,
+    )  # fmt: skip
 
 
 def brief_proposal(of: Proposal) -> BriefProposal:

@@ -8,7 +8,8 @@ from pathlib import Path
 import bad_kernels
 import torch
 
-from archive.binding import Bound, bind
+from archive.binding import bind
+from archive.kernel import Bound
 from archive.records import DeviceInfo, Resources, Traits
 from evolve.devices.device import Program, Tools
 from evolve.op_on_device import point

@@ -9,9 +9,9 @@ from pathlib import Path
 import bad_kernels
 from fake_engine import FakeEngine, verdict
 
-from archive.kernel import Kernel, parse
+from archive.kernel import Kernel, Proposal, parse
 from archive.records import Evaluation, Measurement, Outcome
-from archive.runs import Cost, Proposal
+from archive.runs import Cost
 from evolve.budget import Ended
 from evolve.engines.engine import Job
 from evolve.request import Request

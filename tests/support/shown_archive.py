@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from archive import library
-from archive.kernel import Kernel, parse
+from archive.kernel import Kernel, Proposal, parse
 from archive.records import (
     Check,
     Conditions,
@@ -22,7 +22,7 @@ from archive.records import (
     Sanitized,
     Traits,
 )
-from archive.runs import Budget, Cost, Leg, Proposal, Question, Run
+from archive.runs import Budget, Cost, Leg, Question, Run
 from archive.sqlite import SqliteStore, open_archive
 from archive.store import Record
 

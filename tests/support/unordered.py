@@ -1,7 +1,7 @@
 """A kernel with buffers and counters, for tests of the order among its blocks."""
 
-from archive.binding import Bound, Point, bind
-from archive.kernel import parse
+from archive.binding import Point, bind
+from archive.kernel import Bound, parse
 
 PLAN = """/*---
 op = "test"

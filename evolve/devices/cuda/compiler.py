@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from archive.binding import Bound
+from archive.kernel import Bound
 from archive.records import Outcome, Resources, Traits
 from evolve.devices import object_file, state
 from evolve.devices.cuda import cubin, ordering, translation

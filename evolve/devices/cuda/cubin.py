@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from archive.binding import Bound, BoundLaunch, BoundMap, Pointer, Pointers, Value
+from archive.kernel import Bound, BoundLaunch, BoundMap, Pointer, Pointers, Value
 from archive.records import Resources, Traits, content_id
 from evolve.devices import object_file
 from evolve.devices.object_file import Section, Symbol

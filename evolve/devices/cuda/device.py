@@ -12,7 +12,7 @@ import torch
 from cupy.cuda import runtime
 from cupy_backends.cuda.api.driver import CUDADriverError
 
-from archive.binding import Bound
+from archive.kernel import Bound
 from archive.records import Conditions, DeviceInfo, Outcome, Sanitized
 from evolve.devices import state
 from evolve.devices.cuda import POLICY, memory, profiler, rates, replay, sanitizer

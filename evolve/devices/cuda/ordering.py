@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
-from archive.binding import Bound, BoundLaunch, BoundMap, Pointer, Pointers
+from archive.kernel import Bound, BoundLaunch, BoundMap, Pointer, Pointers
 from archive.records import Outcome, content_id
 from evolve.devices.cuda.ptx import Entry, Instruction, Parameter, Read, Register, entries
 from evolve.devices.device import RejectedError

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from archive.binding import Bound
+from archive.kernel import Bound
 from evolve.devices.counters import COUNTERS, PER_LAUNCH, of_launch
 from evolve.devices.cuda import replay
 from evolve.devices.cuda.compiler import Cubin

@@ -12,7 +12,7 @@ from cupy.cuda import runtime
 from cupy.cuda.function import Module
 from cupy_backends.cuda.api import driver
 
-from archive.binding import Bound, BoundLaunch, BoundMap, Pointer, Pointers, Value
+from archive.kernel import Bound, BoundLaunch, BoundMap, Pointer, Pointers, Value
 from archive.records import Outcome, Resources, Traits
 from evolve.devices.cuda.compiler import Cubin
 from evolve.devices.cuda.tensor_maps import EncodedMap

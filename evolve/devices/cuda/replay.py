@@ -19,7 +19,7 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from archive.binding import Bound, BoundLaunch, BoundMap, Pointer, Pointers, Value
+from archive.kernel import Bound, BoundLaunch, BoundMap, Pointer, Pointers, Value
 from evolve.devices.cuda.compiler import Cubin
 from evolve.devices.turns import shared
 

@@ -3,7 +3,7 @@
 import ctypes
 from typing import Any
 
-from archive.binding import BoundMap
+from archive.kernel import BoundMap
 from archive.records import Outcome
 from evolve.devices.device import RejectedError
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from archive.binding import Bound, BoundLaunch, BoundMap, Pointer, Pointers, Value
+from archive.kernel import Bound, BoundLaunch, BoundMap, Pointer, Pointers, Value
 from archive.records import Outcome
 from evolve.devices.cuda.cubin import EntryPoint
 from evolve.devices.device import RejectedError

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import torch
 
-from archive.binding import PIECE_BYTES, Bound, BoundLaunch, BoundMap, Pointer, Pointers, Value
+from archive.binding import PIECE_BYTES
+from archive.kernel import Bound, BoundLaunch, BoundMap, Pointer, Pointers, Value
 from archive.plan import DTYPES
 from archive.records import DeviceInfo, Outcome, Resources, Traits
 from evolve.devices import state

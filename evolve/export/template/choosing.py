@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from archive.binding import Bound, IllegalError, Point, accepts, bind
-from archive.kernel import Kernel
+from archive.binding import IllegalError, Point, accepts, bind
+from archive.kernel import Bound, Kernel
 from archive.plan import PlanError
 from evolve.export.template.calls import NoKernelError
 from evolve.export.template.manifest import ExportedEntry, Measured, Shipped

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from archive.binding import Bound, BoundLaunch, BoundMap, Pointer, Pointers, Value
+from archive.kernel import Bound, BoundLaunch, BoundMap, Pointer, Pointers, Value
 from archive.records import Outcome
 from evolve.devices.cuda import cubin
 from evolve.devices.cuda.tensor_maps import EncodedMap

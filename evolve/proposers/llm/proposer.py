@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from archive.exchange import unfinished
-from archive.runs import Cost, Proposal, Question
+from archive.kernel import Proposal
+from archive.runs import Cost, Question
 from evolve.errors import UserError, kind_of
 from evolve.prompting.operators import DESIGNS
 from evolve.prompting.text import estimated_tokens

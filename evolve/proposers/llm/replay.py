@@ -5,7 +5,8 @@ from collections.abc import Callable, Generator, Iterator, MutableSequence, Sequ
 from dataclasses import dataclass
 
 from archive.exchange import unfinished
-from archive.runs import AskedQuestion, Proposal, Question
+from archive.kernel import Proposal
+from archive.runs import AskedQuestion, Question
 from archive.store import Store
 from archive.summaries import ProposalSummary
 from evolve.errors import UserError

@@ -7,11 +7,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from archive import kernel as genome
+from archive.binding import parse_for
 from archive.exchange import LEFT_OUT
-from archive.kernel import Kernel
+from archive.kernel import CLOSE, OPEN, Kernel, Proposal
 from archive.plan import PlanError
-from archive.runs import Proposal
 from evolve.op_on_device import signature
 from reference_ops.op import Op
 
@@ -35,7 +34,7 @@ def proposal_from(reply: str, op: Op, origin: Proposal, parents: Sequence[Kernel
         text = _edited(reply, parents) or kernel_in(reply)
         if not text:
             return replace(origin, failure=_missing(reply))
-        return replace(origin, kernel=genome.parse_for(text, signature(op)))
+        return replace(origin, kernel=parse_for(text, signature(op)))
     except EditError as error:
         return replace(origin, failure=f"the edits cannot be applied: {error}")
     except PlanError as error:
@@ -47,7 +46,7 @@ def kernel_in(reply: str) -> str:
     text = without_thoughts(reply).replace("\r\n", "\n")
     closed, opened = _blocks(text)
     candidates = [found for block in closed if (found := _from_plan(block))]
-    complete = [found for found in candidates if genome.CLOSE in found]
+    complete = [found for found in candidates if CLOSE in found]
     if complete:
         return complete[-1]
     bare = _from_plan(opened) or (_from_plan(_unfenced(text)) if not candidates else "")
@@ -67,10 +66,10 @@ def _missing(reply: str) -> str:
     if not text.strip():
         return "the reply holds nothing but reasoning" if reply.strip() else "the reply is empty"
     if LEFT_OUT.partition("{}")[2] in text:
-        return f"the reply is too long to be kept whole, and what is kept holds no code that begins with {genome.OPEN}"
+        return f"the reply is too long to be kept whole, and what is kept holds no code that begins with {OPEN}"
     if "__global__" in text:
-        return f"the code in the reply has no plan: a kernel begins with its plan in a comment, {genome.OPEN}"
-    return f"the reply holds no kernel: no code that begins with {genome.OPEN}"
+        return f"the code in the reply has no plan: a kernel begins with its plan in a comment, {OPEN}"
+    return f"the reply holds no kernel: no code that begins with {OPEN}"
 
 
 def _blocks(text: str) -> tuple[list[str], str]:
@@ -93,12 +92,12 @@ def _from_plan(block: str) -> str:
     """Return the block if it is a kernel, without comment lines before the plan, such as a file name."""
     start = COMMENT_LINES.match(block)
     begin = start.end() if start else 0
-    return block[begin:].rstrip() + "\n" if block.startswith(genome.OPEN, begin) else ""
+    return block[begin:].rstrip() + "\n" if block.startswith(OPEN, begin) else ""
 
 
 def _unfenced(text: str) -> str:
     """Return the text from the last plan that starts a line to the next fence or the end."""
-    begin = max((match.start() for match in re.finditer(rf"^{re.escape(genome.OPEN)}", text, re.MULTILINE)), default=-1)
+    begin = max((match.start() for match in re.finditer(rf"^{re.escape(OPEN)}", text, re.MULTILINE)), default=-1)
     if begin < 0:
         return ""
     return re.split(r"^\s*```", text[begin:], maxsplit=1, flags=re.MULTILINE)[0]
@@ -114,7 +113,7 @@ def _edited(reply: str, parents: Sequence[Kernel]) -> str:
         return _applied(edits, parents) if edits else ""
     except EditError:
         whole = kernel_in(reply)
-        if genome.CLOSE in whole:
+        if CLOSE in whole:
             return whole
         raise
 

@@ -11,9 +11,8 @@ from typing import Protocol
 
 import torch
 
-from archive.kernel import Kernel
+from archive.kernel import Kernel, Proposal
 from archive.library import shipped
-from archive.runs import Proposal
 from evolve.proposers.tuner.acquisition import (
     Family,
     FamilyModel,

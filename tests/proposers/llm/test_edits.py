@@ -4,8 +4,7 @@ import pytest
 from each import each
 from small_op import KERNEL, KERNEL_TEXT, OP, SLOW_TEXT
 
-from archive.kernel import parse
-from archive.runs import Proposal
+from archive.kernel import Proposal, parse
 from evolve.proposers.llm.reply import EditError, applied, edits_in, proposal_from
 
 ORIGIN = Proposal("center_rows", "improve", "m-1", None, run="run-1")

@@ -4,7 +4,8 @@ import pytest
 from each import each
 from small_op import KERNEL
 
-from archive.runs import Cost, Proposal, Question
+from archive.kernel import Proposal
+from archive.runs import Cost, Question
 from evolve.errors import UserError
 from evolve.prompting.operators import ANSWERS, EDITS, FENCED, WHOLE
 from evolve.prompting.text import Message

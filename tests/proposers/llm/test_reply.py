@@ -3,8 +3,7 @@
 from each import each
 from small_op import KERNEL, KERNEL_TEXT, OP, SLOW_TEXT
 
-from archive.kernel import parse
-from archive.runs import Proposal
+from archive.kernel import Proposal, parse
 from evolve.proposers.llm.reply import kernel_in, proposal_from, without_thoughts
 
 ORIGIN = Proposal("center_rows", "draft", "m-1", None, run="run-1")

@@ -9,8 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from small_op import KERNEL, KERNEL_TEXT, OP, SLOW_TEXT
 
-from archive.kernel import parse
-from archive.runs import Proposal
+from archive.kernel import Proposal, parse
 from evolve.proposers.llm.reply import Edit, EditError, applied, edits_in, kernel_in, proposal_from, without_thoughts
 
 ORIGIN = Proposal(OP.name, "improve", "m-1", None, run="run-1")

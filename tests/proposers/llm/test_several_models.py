@@ -21,8 +21,7 @@ from scripted_endpoint import (
 )
 from small_op import BROKEN_TEXT, KERNEL, KERNEL_TEXT, SLOW_TEXT, failed, passed, request
 
-from archive.kernel import parse
-from archive.runs import Proposal
+from archive.kernel import Proposal, parse
 from evolve.errors import UserError
 from evolve.proposers.llm.endpoint import Endpoints
 from evolve.proposers.llm.models import CONCURRENCY, Model

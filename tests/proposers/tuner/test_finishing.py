@@ -7,10 +7,9 @@ from pathlib import Path
 import bad_kernels
 from records import CPU, measurement
 
-from archive.kernel import Kernel, parse
+from archive.kernel import Kernel, Proposal, parse
 from archive.library import shipped
 from archive.records import Evaluation, Outcome
-from archive.runs import Proposal
 from evolve.devices.choose import supports
 from evolve.proposers.tuner.proposer import FinishingProposer, OfflineProposer, unfinished
 from evolve.request import Candidate, Request
