@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from emulated_machine import EmulatedMachine, primitives
@@ -73,6 +74,8 @@ def test_a_dim_in_a_tensor_is_not_the_one_of_an_earlier_call(tmp_path: Path) -> 
         ("argmax", (True,)),
         ("log_softmax", (1.0,)),
         ("sum", ([1.0],)),
+        ("cumsum", (np.float32(1.0),)),
+        ("cumsum", (None,)),
     ],
 )
 def test_flags_and_dims_of_another_type_raise_pytorchs_error(
@@ -80,6 +83,48 @@ def test_flags_and_dims_of_another_type_raise_pytorchs_error(
 ) -> None:
     with pytest.raises(TypeError):
         function(tmp_path, name)(torch.randn(3, 4), *arguments)
+
+
+@pytest.mark.parametrize(
+    "momentum", [pytest.param("a", id="text"), pytest.param(torch.ones(2), id="a tensor of several elements")]
+)
+def test_a_number_of_another_type_raises_pytorchs_error(tmp_path: Path, momentum: object) -> None:
+    with pytest.raises(TypeError):
+        function(tmp_path, "batch_norm")(torch.randn(3, 4, 2), *torch.ones(4, 4), False, momentum)
+
+
+@pytest.mark.parametrize("dropout", [None, "a", torch.ones(2)], ids=["none", "text", "tensor"])
+def test_a_layer_of_several_ones_refuses_what_pytorch_does(tmp_path: Path, dropout: object) -> None:
+    layer = torch.nn.RNN(4, 8, num_layers=2)
+    given = (
+        torch.randn(5, 3, 4),
+        torch.zeros(2, 3, 8),
+        list(layer.parameters()),
+        True,
+        2,
+        dropout,
+        False,
+        False,
+        False,
+    )
+    with pytest.raises(TypeError):
+        function(tmp_path, "rnn_tanh")(*given)
+
+
+@pytest.mark.parametrize("groups", [1, True])
+def test_a_convolution_refuses_what_pytorch_does(tmp_path: Path, groups: int) -> None:
+    """A bias of integers, where the channels lie last in memory, and a flag in place of a number."""
+    x, weight = (torch.randn(2, 3, 5, 5).to(memory_format=torch.channels_last) for _ in range(2))
+    bias = None if groups is True else torch.ones(2, dtype=torch.int64)
+    with pytest.raises((RuntimeError, TypeError)):
+        function(tmp_path, "conv2d")(x, weight, bias, 1, 0, 1, groups)
+
+
+@pytest.mark.parametrize("name", ["avg_pool2d", "max_pool2d"])
+@pytest.mark.parametrize("stride", [0, (0, 0)])
+def test_a_pooling_without_a_stride_is_refused(tmp_path: Path, name: str, stride: object) -> None:
+    with pytest.raises(RuntimeError, match="stride should not be zero"):
+        function(tmp_path, name)(torch.randn(2, 3, 8, 8), 2, stride)
 
 
 def function(folder: Path, name: str) -> Function:

@@ -56,25 +56,38 @@ class Scalars(NamedTuple):
 
     names: tuple[str, ...]  # of all its arguments
     flags: frozenset[str]
-    numbers: frozenset[str]  # and other things
+    others: Mapping[str, Any]  # the types of numbers and other things
 
     @classmethod
     def of(cls, lower: Callable[..., Any]) -> "Scalars":
         kinds = {name: kind for name, kind in getattr(lower, "__annotations__", {}).items() if name != "return"}
         flags = frozenset(name for name, kind in kinds.items() if kind is bool)
-        numbers = frozenset(name for name, kind in kinds.items() if kind is not Any and "Tensor" not in str(kind))
-        return cls(tuple(kinds), flags, numbers)
+        others = {name: kind for name, kind in kinds.items() if kind is not Any and "Tensor" not in str(kind)}
+        return cls(tuple(kinds), flags, others)
 
     def fault(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> str:
         """Return what PyTorch refuses, or takes although it is no part of what a call is known by; empty if nothing."""
         for name, value in (*zip(self.names, arguments, strict=False), *named.items()):
             if name in self.flags and type(value) is not bool:
                 return f"`{name}` is neither True nor False"
-            if name in self.numbers and isinstance(value, Tensor):
-                return f"`{name}` is a tensor"
-            if name == "dim" and isinstance(value, bool | float):
-                return f"`{name}` is no integer"
+            if name in self.others and (fault := _misfit(name, self.others[name], value)):
+                return f"`{name}` is {fault}"
         return ""
+
+
+def _misfit(name: str, kind: Any, value: Any) -> str:
+    """Return what an argument is that should be of another type; empty if it is of this one, as far as known."""
+    if isinstance(value, Tensor):
+        return "a tensor"
+    taken = str(kind)
+    if value is None and "None" not in taken:
+        return "missing"
+    if isinstance(value, str) and "str" not in taken:
+        return "text"
+    if isinstance(value, bool) and "bool" not in taken:
+        return "no number"
+    is_whole = kind is int or (name == "dim" and not isinstance(value, list | tuple | None))
+    return "" if not is_whole or hasattr(type(value), "__index__") else "no integer"
 
 
 def first(outputs: tuple[Tensor, ...]) -> Tensor:

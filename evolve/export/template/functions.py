@@ -194,6 +194,8 @@ class Function:
         """Return the calls of this function of which a call is composed; None if it cannot be."""
         if self.form.parts is None or torch.is_autocast_enabled(self._device_type):
             return None
+        if self._scalars.fault(arguments, named):
+            return None
         try:
             return self.form.parts(*arguments, **named)
         except REFUSALS:

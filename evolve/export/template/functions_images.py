@@ -121,7 +121,9 @@ def conv2d(
     stride, padding, dilation = steps
     at = {"stride": stride, "padding": padding}
     if has_channels_last(input, weight):
-        return _conv2d_channels_last(input, weight, bias, at) if groups == 1 and dilation == 1 else CHANNELS_LAST
+        if groups != 1 or dilation != 1:
+            return CHANNELS_LAST
+        return _conv2d_channels_last(input, weight, bias, at)
     channels, filters = input.shape[1], weight.shape[0]
     if groups == 1 and bias is None and dilation == 1:
         calls = [Call("conv2d", (input, weight), at, first)]
@@ -138,8 +140,10 @@ def conv2d(
     return "no kernel takes this bias with these groups and dilation"
 
 
-def _conv2d_channels_last(x: Tensor, weight: Tensor, bias: Tensor | None, at: dict[str, int]) -> Call:
+def _conv2d_channels_last(x: Tensor, weight: Tensor, bias: Tensor | None, at: dict[str, int]) -> Lowered:
     """Return the call of the op for images whose channels lie last in memory, where they do in its result as well."""
+    if bias is not None and (bias.dtype, bias.device, bias.shape) != (x.dtype, x.device, weight.shape[:1]):
+        return "the bias does not fit"
 
     def finish(outputs: tuple[Tensor, ...]) -> Tensor:
         out = outputs[0].permute(0, 3, 1, 2)
@@ -240,8 +244,8 @@ def _max_pool(rank: int) -> Callable[..., Lowered]:
 
 def _pooled(op: str, rank: int, input: Tensor, window: tuple[Any, Any, Any], finish: Callable[..., Any]) -> Lowered:
     kernel_size, stride, padding = window
-    # An empty stride means the default, too.
-    steps = _steps(kernel_size, stride or kernel_size, padding, rank=rank)
+    has_default = stride is None or (not isinstance(stride, int) and not len(stride))
+    steps = _steps(kernel_size, kernel_size if has_default else stride, padding, rank=rank)
     if steps is None:
         return UNEQUAL
     if input.dim() != rank + 2:
