@@ -227,7 +227,7 @@ def pure(exported: Exported) -> str:
     functions_of_it = {one.name for one in functions(exported)}
     found = [PURE]
     for layer in LAYERS:
-        if layer.function in functions_of_it and layer.function != "batch_norm":
+        if layer.function in functions_of_it and layer.is_pure:
             names = [name for name in inspect.signature(layer.kind.forward).parameters if name != "self"]
             arguments = ", ".join(f"{name}: _Tensor" for name in names)
             found.append(PURE_LAYER.format(name=layer.kind.__name__, arguments=arguments, given=", ".join(names)))

@@ -181,7 +181,67 @@ EXAMPLES: dict[type, tuple[tuple[object, ...], tuple[Tensor, ...]]] = {
     **dict.fromkeys((nn.MSELoss, nn.HuberLoss, nn.CosineSimilarity), ((), PAIR)),
     nn.KLDivLoss: ((None, None, "batchmean"), PAIR),
     nn.CrossEntropyLoss: ((), (torch.randn(3, 5), torch.randint(5, (3,)))),
+    nn.Embedding: ((6, 4, 0), (torch.randint(6, (3, 5)),)),
+    **dict.fromkeys((nn.LSTM, nn.GRU, nn.RNN), ((8, 5, 2), (ROWS,))),
+    **dict.fromkeys((nn.LSTMCell, nn.GRUCell), ((8, 5), (torch.randn(3, 8),))),
 }
+
+
+@pytest.fixture(scope="module")
+def layered(tmp_path_factory: pytest.TempPathFactory, machine: EmulatedMachine) -> Functions:
+    ops = primitives(("lstm", "gru", "gru_cell"), tmp_path_factory.mktemp("recurrent"), machine)
+    return Functions([form for form in forms() if form.name in ops], ops, "recurrent_kernels")
+
+
+@pytest.fixture(params=[False, True], ids=["outside graphs", "in graphs"])
+def in_graphs(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """Whether PyTorch traces recurrent layers."""
+    with torch._dynamo.config.patch(allow_rnn=request.param):
+        yield request.param
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_patched_recurrent_layer_runs_its_kernel_in_eager_code_and_beside_or_in_graphs(
+    layered: Functions, machine: EmulatedMachine, kind: Callable[..., nn.Module], in_graphs: bool
+) -> None:
+    model, x = nn.Sequential(kind(4, 8), nn.Identity()), torch.randn(5, 3, 4, requires_grad=True)
+    expected = copy.deepcopy(model)
+    assert patch(model, made(layered, __name__)).replaced == ("0",)
+    for called in (model, torch.compile(model, backend="aot_eager", fullgraph=in_graphs)):
+        machine.launched.clear()
+        out, wanted = called(x)[0], expected(x)[0]
+        torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-5)
+        assert len(machine.launched) == 1
+        ours, theirs = (torch.autograd.grad(one.sin().sum(), x) for one in (out, wanted))
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_a_patched_layer_takes_packed_sequences_and_single_ones(layered: Functions) -> None:
+    layer = nn.LSTM(4, 8)
+    expected = copy.deepcopy(layer)
+    patch(layer, made(layered, __name__))
+    packed = nn.utils.rnn.pack_padded_sequence(torch.randn(5, 3, 4), [5, 4, 2])
+    torch.testing.assert_close(layer(packed)[0].data, expected(packed)[0].data)
+    alone = torch.randn(5, 4)
+    torch.testing.assert_close(layer(alone)[0], expected(alone)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_layer_with_relu_is_left(known: Known) -> None:
+    left = patch(nn.RNN(4, 8, nonlinearity="relu"), {"RNN": nn.RNN}).left
+    assert left == (("", "its nonlinearity is 'relu'"),)
+
+
+def test_a_pass_that_got_no_graph_says_why(layered: Functions, machine: EmulatedMachine) -> None:
+    graph_pass = GraphPass(layered, "content")
+
+    def backend(module: torch.fx.GraphModule, _inputs: list[Tensor]) -> object:
+        graph_pass(module.graph)
+        return module.forward
+
+    model = torch.compile(nn.Sequential(nn.LSTM(4, 8)), backend=backend)
+    model(torch.randn(5, 3, 4))
+    assert not machine.launched
+    assert "leaves a model whose forward calls nn.LSTM" in str(graph_pass)
 
 
 def test_the_time_of_pytorch_is_taken_without_the_redirection(tmp_path: Path) -> None:

@@ -127,6 +127,11 @@ def test_a_pooling_without_a_stride_is_refused(tmp_path: Path, name: str, stride
         function(tmp_path, name)(torch.randn(2, 3, 8, 8), 2, stride)
 
 
+def test_a_padding_outside_the_weight_raises_pytorchs_error(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="Padding_idx must be within"):
+        function(tmp_path, "embedding")(torch.tensor([0]), torch.randn(1, 5), padding_idx=1)
+
+
 def function(folder: Path, name: str) -> Function:
     return Function(FORMS[name], primitives(FORMS[name].ops, folder, EmulatedMachine(by_reference=True)))
 

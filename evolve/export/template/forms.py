@@ -15,6 +15,7 @@ from torch import Tensor
 from reference_ops.op import Number
 
 CALL_US, BYTES_PER_US = 8.0, 1e6  # of a call that adds or copies, and of a slow GPU's memory
+INTEGER = str(int)
 CHANNELS_LAST = "the channels lie last in memory, and the kernels of this function do not leave them there"
 LOW, FLOAT32, NOTHING = "low", "float32", "nothing"  # what autocast makes of a function's tensors
 
@@ -56,13 +57,14 @@ class Scalars(NamedTuple):
 
     names: tuple[str, ...]  # of all its arguments
     flags: frozenset[str]
-    others: Mapping[str, Any]  # the types of numbers and other things
+    others: Mapping[str, str]  # the types of numbers and other things
 
     @classmethod
     def of(cls, lower: Callable[..., Any]) -> "Scalars":
         kinds = {name: kind for name, kind in getattr(lower, "__annotations__", {}).items() if name != "return"}
         flags = frozenset(name for name, kind in kinds.items() if kind is bool)
-        others = {name: kind for name, kind in kinds.items() if kind is not Any and "Tensor" not in str(kind)}
+        # As text, because a graph that is being traced cannot make text of a type.
+        others = {name: str(kind) for name, kind in kinds.items() if kind is not Any and "Tensor" not in str(kind)}
         return cls(tuple(kinds), flags, others)
 
     def fault(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> str:
@@ -75,19 +77,18 @@ class Scalars(NamedTuple):
         return ""
 
 
-def _misfit(name: str, kind: Any, value: Any) -> str:
+def _misfit(name: str, taken: str, value: Any) -> str:
     """Return what an argument is that should be of another type; empty if it is of this one, as far as known."""
     if isinstance(value, Tensor):
         return "a tensor"
-    taken = str(kind)
     if value is None and "None" not in taken:
         return "missing"
     if isinstance(value, str) and "str" not in taken:
         return "text"
     if isinstance(value, bool) and "bool" not in taken:
         return "no number"
-    is_whole = kind is int or (name == "dim" and not isinstance(value, list | tuple | None))
-    return "" if not is_whole or hasattr(type(value), "__index__") else "no integer"
+    is_whole = taken == INTEGER or (name == "dim" and value is not None and not isinstance(value, list | tuple))
+    return "" if not is_whole or isinstance(value, int) or hasattr(value, "__index__") else "no integer"
 
 
 def first(outputs: tuple[Tensor, ...]) -> Tensor:

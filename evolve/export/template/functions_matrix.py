@@ -111,10 +111,10 @@ def embedding(
         return "the kernels neither renormalise nor scale gradients"
     if input.dtype != torch.int64:
         return "the indices are not int64"
+    if padding_idx is not None and not -weight.shape[0] <= padding_idx < weight.shape[0]:
+        return "there is no such row of padding"
     if padding_idx is None or not (weight.requires_grad and torch.is_grad_enabled()):
         return Call("embedding", (weight, input), {}, first)
-    if not -weight.shape[0] <= padding_idx < weight.shape[0]:
-        return "there is no such row of padding"
     # A plan would give the gradient to the weight itself; the row takes one more launch.
     apply: Any = _Padded.apply
     return Call("embedding", (apply(weight, padding_idx), input), {}, first, 1, can_be_planned=False)

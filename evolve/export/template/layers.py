@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
 
 from evolve.export.template.functions import Function
 from evolve.export.template.fusing import form_of, found_in
@@ -16,6 +17,7 @@ from evolve.export.template.patterns import written_out_norm
 
 Arguments = tuple[Any, ...]
 GIVEN = ("placeholder", "get_attr")  # the input and the weight of a module that is nothing but a norm
+RECURRENT = ("lstm", "gru", "rnn_tanh", "lstm_cell", "gru_cell")  # functions that layers call after they made states
 ORIGINAL = "_exchanged_for"  # an attribute of a class that was made for a module: the class before
 
 
@@ -27,6 +29,11 @@ class Layer:
     function: str
     rest: Callable[[Any], Arguments]
     takes: Callable[[Any], str] = lambda _: ""  # why a layer cannot be exchanged; empty if it can
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether its forward does no more than call the function."""
+        return self.function not in {"batch_norm", *RECURRENT}
 
 
 def _conv(layer: Any) -> Arguments:
@@ -50,6 +57,10 @@ def _tracked(layer: Any) -> str:
     return "" if plain else "it has no running statistics, weights or momentum"
 
 
+def _tanh(layer: Any) -> str:
+    return "" if layer.nonlinearity == "tanh" else f"its nonlinearity is {layer.nonlinearity!r}"
+
+
 LAYERS = (
     *(Layer(kind, kind.__name__.lower(), lambda m: (m.inplace,)) for kind in (nn.ReLU, nn.SiLU, nn.Mish, nn.Hardswish)),
     *(Layer(kind, kind.__name__.lower(), lambda _: ()) for kind in (nn.Sigmoid, nn.Tanh)),
@@ -63,6 +74,15 @@ LAYERS = (
     Layer(nn.RMSNorm, "rms_norm", lambda m: (m.normalized_shape, m.weight, m.eps)),
     Layer(nn.GroupNorm, "group_norm", lambda m: (m.num_groups, m.weight, m.bias, m.eps)),
     *(Layer(kind, "batch_norm", lambda _: (), _tracked) for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)),
+    Layer(
+        nn.Embedding,
+        "embedding",
+        lambda m: (m.weight, m.padding_idx, m.max_norm, m.norm_type, m.scale_grad_by_freq, m.sparse),
+    ),
+    *(Layer(kind, kind.__name__.lower(), lambda _: ()) for kind in (nn.LSTM, nn.GRU)),
+    Layer(nn.RNN, "rnn_tanh", lambda _: (), _tanh),
+    Layer(nn.LSTMCell, "lstm_cell", lambda _: ()),
+    Layer(nn.GRUCell, "gru_cell", lambda _: ()),
     Layer(nn.Linear, "linear", lambda m: (m.weight, m.bias)),
     *(Layer(kind, kind.__name__.lower(), _conv, _zeros) for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d)),
     Layer(nn.MaxPool1d, "max_pool1d", _pool),
@@ -109,7 +129,7 @@ def forwards(functions: Mapping[str, Function]) -> dict[str, Callable[..., Any]]
     def forward(function: Function, rest: Callable[[Any], Arguments], layer: nn.Module, *inputs: Tensor) -> Any:
         return function(*inputs, *rest(layer))
 
-    found = [one for one in LAYERS if one.function in functions and one.function != "batch_norm"]
+    found = [one for one in LAYERS if one.function in functions and one.is_pure]
     return {one.kind.__name__: partial(forward, functions[one.function], one.rest) for one in found}
 
 
@@ -117,6 +137,8 @@ def _subclass(layer: Layer, functions: Mapping[str, Function], module: str) -> t
     function = functions[layer.function]
     if layer.function == "batch_norm":
         forward = _batch_norm(function)
+    elif layer.function in RECURRENT:
+        forward = _recurrent(layer, function)
     else:
 
         def forward(self: Any, *inputs: Tensor) -> Any:
@@ -136,6 +158,28 @@ def _batch_norm(function: Function) -> Callable[..., Any]:
         return function(
             x, self.running_mean, self.running_var, self.weight, self.bias, self.training, self.momentum, self.eps
         )
+
+    return forward
+
+
+class _Instead(TorchFunctionMode):
+    """Calls one function in place of another one of torch."""
+
+    def __init__(self, theirs: Callable[..., Any], ours: Callable[..., Any]) -> None:
+        super().__init__()
+        self._theirs, self._ours = theirs, ours
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (self._ours if func == self._theirs else func)(*args, **(kwargs or {}))
+
+
+def _recurrent(layer: Layer, function: Function) -> Callable[..., Any]:
+    """Return PyTorch's own forward of a layer, which makes states and unpacks sequences, with the function in it."""
+    kind: Any = layer.kind
+
+    def forward(self: Any, *given: Any, **named: Any) -> Any:
+        with _Instead(function.form.pytorch, function):
+            return kind.forward(self, *given, **named)
 
     return forward
 

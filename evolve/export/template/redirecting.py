@@ -16,6 +16,10 @@ from evolve.export.template.fusing import form_of, found_in, replace
 from evolve.export.template.patterns import PATTERNS, Pattern
 
 Torch = Callable[..., Any]
+NO_GRAPH = (
+    "no graph was compiled yet; if the model ran, PyTorch traces nothing of it: it leaves a model whose forward calls "
+    "nn.LSTM, nn.GRU or nn.RNN out of its graphs unless torch._dynamo.config.allow_rnn is True"
+)
 
 
 @dataclass
@@ -92,12 +96,14 @@ class GraphPass:
         self._methods = {getattr(one, "__name__", ""): one for one in self._functions if _is_method(one)}
         self._content = content
         self._traced: list[_Traced] = []
+        self._graphs = 0
         self.replaced: Counter[str] = Counter()
 
     def uuid(self) -> str:
         return hashlib.sha256(self._content.encode()).hexdigest()
 
     def __call__(self, graph: fx.Graph) -> None:
+        self._graphs += 1
         self._redirect(graph, PATTERNS, self.replaced)
         graph.lint()
 
@@ -114,7 +120,7 @@ class GraphPass:
         return found
 
     def __str__(self) -> str:
-        return str(self.report)
+        return str(self.report) if self._graphs else NO_GRAPH
 
     def _redirect(self, graph: fx.Graph, patterns: Sequence[Pattern], count: Counter[str]) -> None:
         replaced: dict[fx.Node, fx.Node] = {}
