@@ -15,11 +15,13 @@ STEPS_UP = 8  # values above the least that are tried, where an op requires more
 TERM_VANISHES = (0.0, 1.0)  # of the parameter, or of what it leaves to another term
 MOST_SMALL = 4  # sizes that kernels treat apart: one batch, two heads, three colours, the elements of a vector
 MOST_LARGE = 2  # sizes beside small ones that must be larger
-LEAST_EQUAL, MOST_EQUAL = 2, 4  # least size that two have in common; workloads with such sizes
+LEAST_EQUAL, MOST_EQUAL = 2, 6  # least size that two have in common; workloads with such sizes
+EQUAL_TRIES = 12
 FEW_SIZES = 3  # if an op has more, the number of rows need not equal another
 EQUALS = (5, 6, 8, 12, 16, 24)
 REACH = 17  # sizes below this are tried for a small one that follows from them
 RANK_OF_MATRICES = 2
+WIDE, WIDER = 128, 48  # added to what a window moves over: more than any stride, and a multiple of many
 NEAREST = 3  # listed workloads of which another size is changed too, where the op or the kernel requires it
 
 
@@ -93,6 +95,37 @@ def far_apart(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> t
     return tuple(dict.fromkeys(found))
 
 
+def windows_past_borders(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
+    """Return a workload in which every window is one larger than what it moves over, if a padding allows that.
+
+    Then each result meets both borders at once, and no window lies within.
+    """
+    for one in _near(op, accepts, most_bytes):
+        sizes = dict(_every_size(one))
+        names = [name for name in sizes if name in ranges_of(op.listed)]
+        moves = [pair for pair in itertools.permutations(names, 2) if _moves_over(op, one, *pair)]
+        if not moves:
+            continue
+        for larger in range(STEPS_UP):
+            grown = {window: sizes[window] + larger for window, _ in moves}
+            tried = with_sizes(one, {**grown, **{over: grown[window] - 1 for window, over in moves}})
+            if min(grown.values()) > 1 and op.is_valid(tried) and op.nbytes(tried) <= most_bytes and accepts(tried):
+                return (tried,)
+    return ()
+
+
+def _moves_over(op: Op, workload: Workload, window: str, over: str) -> bool:
+    """Return whether one size is that of a window over the other: a derived dim stays as it is if both grow alike."""
+    sizes = dict(_every_size(workload))
+
+    def derived(**more: int) -> dict[str, int]:
+        tried = with_sizes(workload, {name: sizes[name] + many for name, many in {over: WIDE, **more}.items()})
+        return {name: size for name, size in op.sizes(tried).items() if name not in sizes}
+
+    alone, both, longer = derived(), derived(**{window: WIDER, over: WIDE + WIDER}), derived(**{over: WIDE + WIDER})
+    return any(size == both[name] < longer[name] for name, size in alone.items())
+
+
 def _integer_parameters(op: Op) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for workload in op.listed for name, _ in integers_of(workload)))
 
@@ -125,7 +158,7 @@ def small_sizes(
             for other in rng.sample(sorted(left), len(left)):
                 tried = with_sizes(workload, dict((other,)))
                 few = _few(op, tried, free)
-                if {pair, other} <= few and _is_mixed(few, free) and fits(tried):
+                if {pair, other} <= few and _is_mixed(few, free) and _has_room(op, few) and fits(tried):
                     workload = tried
             if max(op.sizes(workload).values()) <= MOST_SMALL:
                 beside = (one for one in _with_larger(op, workload, pair) if pair in _few(op, one, free))
@@ -142,19 +175,24 @@ def equal_sizes(
     """Return workloads in which any two sizes are equal, where those of no listed one are; several pairs in each.
 
     Listed sizes differ, so that none can stand for another. Square images and matrices, or as many groups as channels,
-    have ways of their own in many kernels. About half of the sizes stay different, as those of the others may matter.
+    have ways of their own in many kernels. About half of the sizes of each workload equal no other, since a height that
+    stays as it is shows a fault only where the width does not.
     """
     near, ranges = _near(op, accepts, most_bytes), ranges_of(op.listed)
     rows = op.varied[0].dims[:1] if len(ranges) > FEW_SIZES else ()  # their number is rarely compared with sizes
     names = sorted(name for name in ranges if name not in rows)
     pairs = {pair for pair in itertools.combinations(names, 2) if _common(ranges, pair)}
     left = pairs.difference(*(_equal_pairs(workload) for workload in near))
+    unlike = sorted(near, key=lambda one: _alike(one, names))[: (len(near) + 1) // 2]
     found: list[Workload] = []
-    for _ in range(MOST_EQUAL if near else 0):
-        workload, fixed = rng.choice(near), set[str]()
+    for _ in range(EQUAL_TRIES if near else 0):
+        if not left or len(found) == MOST_EQUAL:
+            break
+        workload, fixed = rng.choice(unlike), set[str]()
+        most = max((len(names) + 1) // 2, 2 + _alike(workload, names))
         for pair in rng.sample(sorted(left), len(left)):
             tries = _with_equal(workload, pair, fixed, _common(ranges, pair), rng)
-            alike = (one for one in tries if _most_alike(one, names) <= max(2, (len(names) + 1) // 2))
+            alike = (one for one in tries if _alike(one, names) <= most)
             fitting = (one for one in alike if op.is_valid(one) and op.nbytes(one) <= most_bytes and accepts(one))
             if equal := next(fitting, None):
                 workload = equal
@@ -176,10 +214,10 @@ def _with_equal(
         yield from (with_sizes(near, dict.fromkeys(pair, value)) for value in values if value in common)
 
 
-def _most_alike(workload: Workload, names: Iterable[str]) -> int:
-    """Return how many of these sizes are equal at most."""
+def _alike(workload: Workload, names: Iterable[str]) -> int:
+    """Return how many of these sizes are equal to another."""
     sizes = dict(_every_size(workload))
-    return max(Counter(sizes[name] for name in names).values())
+    return sum(count for count in Counter(sizes[name] for name in names).values() if count > 1)
 
 
 def long_rows(op: Op, accepts: Callable[[Workload], bool], rng: random.Random, most_bytes: int) -> tuple[Workload, ...]:
@@ -244,6 +282,13 @@ def _every_size(workload: Workload) -> tuple[tuple[str, int], ...]:
 
 def _is_mixed(few: set[tuple[str, int]], free: Mapping[str, object]) -> bool:
     return len(free) - len(few) >= min(MOST_LARGE, len(free) // 2)
+
+
+def _has_room(op: Op, few: Iterable[tuple[str, int]]) -> bool:
+    """Return whether small dims exceed small parameters: a window that covers all of a dim has no end within it."""
+    dims = dims_of(op)
+    most = max((size for name, size in few if name not in dims), default=0)
+    return all(size > most for name, size in few if name in dims)
 
 
 def _with_small(

@@ -286,10 +286,12 @@ class Op:
 
     @property
     def of_one_shape(self) -> tuple[TensorSpec, ...]:
-        """The inputs of the shape of the first that is drawn by rows; none where infinities need not meet."""
+        """The most inputs drawn by rows that have one shape; none where infinities need not meet."""
         if self.saved or {NAN, INFINITE} & {*self.exempt}:
             return ()
-        return tuple(spec for spec in self.varied if spec.dims == self.varied[0].dims)
+        shapes = dict.fromkeys(spec.dims for spec in self.varied)
+        alike = [tuple(spec for spec in self.varied if spec.dims == dims) for dims in shapes]
+        return max(alike, key=len, default=())
 
     @property
     def counted_nan(self) -> dict[str, str]:

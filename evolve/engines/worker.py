@@ -47,7 +47,7 @@ from evolve.errors import UserError
 from evolve.evaluation import baselines
 from evolve.evaluation.baselines import compile_ahead
 from evolve.evaluation.buffers import bytes_held
-from evolve.evaluation.compiling import compiled, compiled_as_declared, precompile
+from evolve.evaluation.compiling import Compilation, precompile
 from evolve.evaluation.evaluate import Evaluator, evaluate, glance
 from evolve.evaluation.requests import (
     PreparationRequest,
@@ -137,10 +137,11 @@ def _help(request: Assignment, shared: "_Shared", info: DeviceInfo) -> None:
     """Compile what no other worker has begun to. The one that has the kernel finds its faults."""
     kernel, op = _loaded(request)
     with contextlib.suppress(RejectedError, PlanError, MemoryError):
+        compilation = Compilation(kernel, op, info, shared.compile_if_left)
         if request.setting:
-            compiled_as_declared(kernel, op, info, shared.compile_if_left)
+            compilation.as_declared()
         else:
-            compiled(kernel, op, info, shared.compile_if_left, request.shapes_seed, confirm=request.confirm)
+            compilation.everything(request.shapes_seed, confirm=request.confirm)
 
 
 @dataclass(frozen=True)

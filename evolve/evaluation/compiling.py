@@ -15,7 +15,7 @@ from archive.records import DeviceInfo, Evaluation, Outcome, Traits, content_id
 from evolve.devices.choose import policy_of
 from evolve.devices.device import CompileResult, RejectedError
 from evolve.op_on_device import all_flops, point, signature
-from reference_ops.edges import equal_sizes, far_apart, long_rows, small_sizes, special_parameters
+from reference_ops.edges import equal_sizes, far_apart, long_rows, small_sizes, special_parameters, windows_past_borders
 from reference_ops.op import Op, Workload
 from reference_ops.shapes import held_out, past_few_bits, stretched, thinned, without_rows
 
@@ -28,80 +28,168 @@ M = TypeVar("M", bound=CompileResult)
 
 
 @dataclass(frozen=True)
+class Shapes:
+    """The workloads of an evaluation. The kernel's plan accepts each of them; it may still not compile for one."""
+
+    declared: tuple[Workload, ...]
+    awkward: tuple[Workload, ...]
+    held_out: tuple[Workload, ...]
+    stretched: tuple[Workload, ...]  # larger in one dim than any that the op lists
+    long: tuple[Workload, ...]  # the longest listed rows, one for each distribution, or a single one
+    # Checked on few inputs: parameters at zero or far apart, sizes of 1 to 4, equal or past few bits.
+    once: tuple[Workload, ...]
+    thin: tuple[Workload, ...]  # declared rows, but few of them, for slow tools; only to confirm
+    skipped: tuple[str, ...]  # declared workloads that the plan does not accept, and why
+
+
+@dataclass(frozen=True)
 class Compiled(Generic[P]):
-    """The programs of a kernel, each with its workload."""
+    """The programs of a kernel, each with its workload. The fields are those of `Shapes`."""
 
     declared: tuple[tuple[Workload, P], ...]
     awkward: tuple[tuple[Workload, P], ...]
-    held_out: tuple[tuple[Workload, P], ...]
-    stretched: tuple[tuple[Workload, P], ...]  # larger in one dim than any that the op lists
-    long: tuple[tuple[Workload, P], ...]  # the longest listed rows, one for each distribution, or a single one
-    # Checked on few inputs: parameters at zero or far apart, sizes of 1 to 4, equal or past few bits.
-    once: tuple[tuple[Workload, P], ...]
-    thin: tuple[tuple[Workload, P], ...]  # declared rows, but few of them, for slow tools; only to confirm
-    skipped: tuple[str, ...]  # declared workloads without a program, and why
+    held_out: tuple[tuple[Workload, P], ...] = ()
+    stretched: tuple[tuple[Workload, P], ...] = ()
+    long: tuple[tuple[Workload, P], ...] = ()
+    once: tuple[tuple[Workload, P], ...] = ()
+    thin: tuple[tuple[Workload, P], ...] = ()
+    skipped: tuple[str, ...] = ()  # declared workloads without a program, and why
 
     @property
     def everywhere(self) -> tuple[tuple[Workload, P], ...]:
         return (*self.awkward, *self.held_out, *self.once, *self.long, *self.stretched, *self.declared)
 
 
-def compiled(
-    kernel: Kernel, op: Op, info: DeviceInfo, compile_bound: Callable[[Bound], P], shapes_seed: int, *, confirm: bool
-) -> Compiled[P]:
-    """Compile for all workloads. Raises PlanError or RejectedError at the first accepted workload that fails."""
-    declared, skipped = compiled_as_declared(kernel, op, info, compile_bound)
-    awkward, _ = _programs(kernel, op, op.awkward, info, compile_bound)
-    rng, policy = random.Random(shapes_seed), policy_of(info.kind)
-    most_threads = max(
-        policy.held_out_threads or 0, *(_threads(kernel, op, workload, info) for workload, _ in declared)
-    )
+@dataclass(frozen=True)
+class Compilation(Generic[P]):
+    """Compilation of one kernel for one device. Methods raise PlanError or RejectedError for faults of the kernel."""
 
-    def accepts(workload: Workload) -> bool:
-        try:
-            threads = _threads(kernel, op, workload, info)
-        except IllegalError:
-            return False
-        return policy.held_out_threads is None or threads <= most_threads
+    kernel: Kernel
+    op: Op
+    info: DeviceInfo
+    compile_bound: Callable[[Bound], P]
 
-    drawn = held_out(op, accepts, rng, HELD_OUT_TO_CONFIRM if confirm else HELD_OUT, policy.held_out_bytes)
-    if confirm:
-        largest = min(LARGEST_BYTES, max(op.nbytes(workload) for workload, _ in declared))
-        drawn += held_out(op, accepts, rng, 1, largest, largest // LARGE_SHARE)
-    shapes, _ = _programs(kernel, op, drawn, info, compile_bound)
+    def shapes(self, seed: int, *, confirm: bool) -> Shapes:
+        """Return the workloads of an evaluation, some of which are drawn from the seed. Nothing is compiled."""
+        op, policy, rng = self.op, policy_of(self.info.kind), random.Random(seed)
+        declared, skipped = self._declared()
+        most_threads = max(policy.held_out_threads or 0, *(self._threads(workload) for workload in declared))
 
-    def accepts_long(workload: Workload) -> bool:
-        if all_flops(op, workload) > policy.stretched_flops or not accepts(workload):
-            return False
-        return policy.stretched_steps is None or _steps(kernel, op, workload, info) <= policy.stretched_steps
+        def accepts(workload: Workload) -> bool:
+            try:
+                threads = self._threads(workload)
+            except IllegalError:
+                return False
+            return policy.held_out_threads is None or threads <= most_threads
 
-    longer, _ = _programs(kernel, op, stretched(op, accepts_long, rng, policy.stretched_bytes), info, compile_bound)
-    rows, _ = _programs(kernel, op, long_rows(op, accepts, rng, policy.stretched_bytes), info, compile_bound)
-    edges = small_sizes(op, accepts, rng, policy.held_out_bytes)
-    edges += equal_sizes(op, accepts, rng, policy.held_out_bytes)
-    if policy.edge_shapes is not None and not confirm:
-        edges = tuple(rng.sample(edges, min(policy.edge_shapes, len(edges))))
-    single = special_parameters(op, accepts, policy.held_out_bytes)
-    single += far_apart(op, accepts, policy.held_out_bytes) + edges
-    single += past_few_bits(op, accepts_long, rng, policy.stretched_bytes)
-    once, _ = _programs(kernel, op, single, info, compile_bound)
-    few = few_rows(op, [workload for workload, _ in declared], accepts) if confirm else ()
-    thin, _ = _programs(kernel, op, few, info, compile_bound)
-    drawn_ones = tuple(shapes), tuple(longer), tuple(rows), tuple(once), tuple(thin)
-    return Compiled(tuple(declared), tuple(awkward), *drawn_ones, tuple(skipped))
+        def accepts_long(workload: Workload) -> bool:
+            if all_flops(op, workload) > policy.stretched_flops or not accepts(workload):
+                return False
+            return policy.stretched_steps is None or self._steps(workload) <= policy.stretched_steps
+
+        drawn = held_out(op, accepts, rng, HELD_OUT_TO_CONFIRM if confirm else HELD_OUT, policy.held_out_bytes)
+        if confirm:
+            largest = min(LARGEST_BYTES, max(op.nbytes(workload) for workload in declared))
+            drawn += held_out(op, accepts, rng, 1, largest, largest // LARGE_SHARE)
+        longer = stretched(op, accepts_long, rng, policy.stretched_bytes)
+        rows = long_rows(op, accepts, rng, policy.stretched_bytes)
+        edges = small_sizes(op, accepts, rng, policy.held_out_bytes)
+        edges += equal_sizes(op, accepts, rng, policy.held_out_bytes)
+        if policy.edge_shapes is not None and not confirm:
+            edges = tuple(rng.sample(edges, min(policy.edge_shapes, len(edges))))
+        single = special_parameters(op, accepts, policy.held_out_bytes)
+        single += far_apart(op, accepts, policy.held_out_bytes) + edges
+        single += windows_past_borders(op, accepts, policy.held_out_bytes)
+        single += past_few_bits(op, accepts_long, rng, policy.stretched_bytes)
+        few = few_rows(op, declared, accepts) if confirm else ()
+        return Shapes(declared, self._accepted(op.awkward)[0], drawn, longer, rows, single, few, skipped)
+
+    def everything(self, seed: int, *, confirm: bool) -> Compiled[P]:
+        """Compile for all workloads of an evaluation."""
+        shapes = self.shapes(seed, confirm=confirm)
+        return self.drawn(self.listed(shapes, self.at(shapes.awkward)), shapes)
+
+    def listed(self, shapes: Shapes, awkward: tuple[tuple[Workload, P], ...]) -> Compiled[P]:
+        """Compile for the declared workloads; `awkward` holds the programs for the others that the op lists."""
+        declared, skipped = self._programs(shapes.declared)
+        if not declared:
+            raise _no_workload_left((*shapes.skipped, *skipped))
+        return Compiled(declared, awkward, skipped=(*shapes.skipped, *skipped))
+
+    def drawn(self, listed: Compiled[P], shapes: Shapes) -> Compiled[P]:
+        """Compile for the workloads that are drawn from the seed, too."""
+        return replace(
+            listed,
+            held_out=self.at(shapes.held_out),
+            stretched=self.at(shapes.stretched),
+            long=self.at(shapes.long),
+            once=self.at(shapes.once),
+            thin=self.at(shapes.thin),
+        )
+
+    def as_declared(self) -> Compiled[P]:
+        """Compile for the declared workloads alone."""
+        declared, skipped = self._declared()
+        return self.listed(Shapes(declared, (), (), (), (), (), (), skipped), ())
+
+    def at(self, workloads: Iterable[Workload]) -> tuple[tuple[Workload, P], ...]:
+        """Return a program for each of these workloads at which the kernel is legal."""
+        return self._programs(workloads)[0]
+
+    def _declared(self) -> tuple[tuple[Workload, ...], tuple[str, ...]]:
+        check_plan(self.kernel, signature(self.op))
+        if reserved := self.kernel.plan.reserved:
+            raise RejectedError(Outcome.UNSUPPORTED, f"the plan asks for {reserved}, which is not supported yet")
+        declared, skipped = self._accepted(self.op.workloads(self.info.kind))
+        if not declared:
+            raise _no_workload_left(skipped)
+        return declared, skipped
+
+    def _accepted(self, workloads: Iterable[Workload]) -> tuple[tuple[Workload, ...], tuple[str, ...]]:
+        """Return the workloads that the plan accepts, and why it does not accept the others."""
+        accepted, skipped = [], []
+        for workload in workloads:
+            try:
+                self._bound(workload)
+            except IllegalError as error:
+                skipped.append(f"{workload.key}: {error}")
+            else:
+                accepted.append(workload)
+        return tuple(accepted), tuple(skipped)
+
+    def _programs(self, workloads: Iterable[Workload]) -> tuple[tuple[tuple[Workload, P], ...], tuple[str, ...]]:
+        """Return a program for every workload at which the kernel is legal, and why the others have none."""
+        programs, skipped = [], []
+        for workload in workloads:
+            try:
+                programs.append((workload, self.compile_bound(self._bound(workload))))
+            except IllegalError as error:
+                skipped.append(f"{workload.key}: {error}")
+            except RejectedError as error:
+                if error.outcome is not Outcome.ILLEGAL:
+                    raise RejectedError(error.outcome, f"{workload.key}: {error.log}") from error
+                skipped.append(f"{workload.key}: {error.log}")
+        return tuple(programs), tuple(skipped)
+
+    def _bound(self, workload: Workload) -> Bound:
+        return bound_at(self.kernel, self.op, workload, self.info)
+
+    def _threads(self, workload: Workload) -> int:
+        """Return the total number of threads of all launches."""
+        return sum(math.prod(launch.grid) * math.prod(launch.block) for launch in self._bound(workload).launches)
+
+    def _steps(self, workload: Workload) -> int:
+        """Return the steps of all threads of a block that goes through rows one after the other, if there is one.
+
+        A launch of fewer threads than rows has such a block. Others end after a few steps for each of their threads.
+        """
+        rows = max(math.prod(self.op.shape(tensor, workload)[:-1]) for tensor in self.op.outputs)
+        launches = [(math.prod(one.grid), math.prod(one.block)) for one in self._bound(workload).launches]
+        return rows * max((threads for blocks, threads in launches if blocks * threads < rows), default=0)
 
 
-def compiled_as_declared(
-    kernel: Kernel, op: Op, info: DeviceInfo, compile_bound: Callable[[Bound], P]
-) -> tuple[list[tuple[Workload, P]], list[str]]:
-    """Compile for the declared workloads; also return why some have no program. Raises as `compiled` does."""
-    check_plan(kernel, signature(op))
-    if reserved := kernel.plan.reserved:
-        raise RejectedError(Outcome.UNSUPPORTED, f"the plan asks for {reserved}, which is not supported yet")
-    declared, skipped = _programs(kernel, op, op.workloads(info.kind), info, compile_bound)
-    if not declared:
-        raise RejectedError(Outcome.ILLEGAL, "no workload is left: " + "; ".join(skipped))
-    return declared, skipped
+def _no_workload_left(skipped: Iterable[str]) -> RejectedError:
+    return RejectedError(Outcome.ILLEGAL, "no workload is left: " + "; ".join(skipped))
 
 
 def few_rows(op: Op, declared: Iterable[Workload], accepts: Callable[[Workload], bool]) -> tuple[Workload, ...]:
@@ -138,11 +226,11 @@ def precompile(
     """
 
     def judge(verdict: Evaluation) -> Evaluation:
+        compilation = Compilation(kernel, op, info, compile_bound)
         if setting:
-            compiled_as_declared(kernel, op, info, compile_bound)
+            compilation.as_declared()
             return verdict
-        programs = compiled(kernel, op, info, compile_bound, shapes_seed, confirm=confirm)
-        return replace(verdict, traits=traits(kernel, programs))
+        return replace(verdict, traits=traits(kernel, compilation.everything(shapes_seed, confirm=confirm)))
 
     return verdict_on(kernel, op, info, judge)
 
@@ -182,36 +270,3 @@ def bound_at(kernel: Kernel, op: Op, workload: Workload, info: DeviceInfo) -> Bo
     if not accepts(kernel, at):
         raise IllegalError("not accepted by the kernel's `when` or `dtypes`")
     return bind(kernel, at)
-
-
-def _programs(
-    kernel: Kernel, op: Op, workloads: Iterable[Workload], info: DeviceInfo, compile_bound: Callable[[Bound], P]
-) -> tuple[list[tuple[Workload, P]], list[str]]:
-    """Return a program for every workload that the kernel accepts, and why the others have none."""
-    programs, skipped = [], []
-    for workload in workloads:
-        try:
-            programs.append((workload, compile_bound(bound_at(kernel, op, workload, info))))
-        except IllegalError as error:
-            skipped.append(f"{workload.key}: {error}")
-        except RejectedError as error:
-            if error.outcome is not Outcome.ILLEGAL:
-                raise RejectedError(error.outcome, f"{workload.key}: {error.log}") from error
-            skipped.append(f"{workload.key}: {error.log}")
-    return programs, skipped
-
-
-def _threads(kernel: Kernel, op: Op, workload: Workload, info: DeviceInfo) -> int:
-    """Return the total number of threads of all launches."""
-    launches = bound_at(kernel, op, workload, info).launches
-    return sum(math.prod(launch.grid) * math.prod(launch.block) for launch in launches)
-
-
-def _steps(kernel: Kernel, op: Op, workload: Workload, info: DeviceInfo) -> int:
-    """Return the steps of all threads of a block that goes through rows one after the other, if there is one.
-
-    A launch of fewer threads than rows has such a block. Others end after a few steps for each of their threads.
-    """
-    rows = max(math.prod(op.shape(tensor, workload)[:-1]) for tensor in op.outputs)
-    launches = [(math.prod(one.grid), math.prod(one.block)) for one in bound_at(kernel, op, workload, info).launches]
-    return rows * max((threads for blocks, threads in launches if blocks * threads < rows), default=0)

@@ -18,7 +18,7 @@ from evolve.evaluation.baseline_times import Baselines
 from evolve.evaluation.baselines import BaselineCache
 from evolve.evaluation.buffers import Arena
 from evolve.evaluation.check import Inspector
-from evolve.evaluation.compiling import Compiled, compiled, compiled_as_declared, traits, verdict_on
+from evolve.evaluation.compiling import Compilation, Compiled, traits, verdict_on
 from evolve.evaluation.confirm import Beyond, check_beyond, confirmation
 from evolve.evaluation.op_check import blind_spots
 from evolve.evaluation.timing import measure
@@ -70,22 +70,29 @@ def evaluate(
 
     def judge(verdict: Evaluation) -> Evaluation:
         nonlocal found
+        compilation = Compilation(kernel, op, device.info, device.compile)
         evaluator.watch("compile")
-        programs = compiled(kernel, op, device.info, device.compile, shapes_seed, confirm=confirm)
-        programs = defined_ones(programs, op, device)
-        seed = secrets.randbelow(2**31)  # drawn after compilation, so that no kernel can depend on it
+        shapes = compilation.shapes(shapes_seed, confirm=confirm)
+        seed = secrets.randbelow(2**31)  # compilers do not know it, so that no kernel can depend on it
         inspector = Inspector(device, evaluator.arena, random.Random(seed), checks, evaluator.watch)
-        verdict, known = replace(verdict, seed=seed), traits(kernel, programs)
-        agreed: list[bool] = []
+        verdict, agreed = replace(verdict, seed=seed), list[bool]()
 
         def check(pairs: Sequence[Pair]) -> None:
             agreed.extend(inspector.check(program, op, workload) for workload, program in pairs)
 
-        found = known
-        check(programs.awkward)  # smallest first: faults show sooner
+        if policy_of(device.info.kind).most_compilers:  # these have compiled ahead, and the machine code is known
+            programs = compilation.listed(shapes, compilation.at(shapes.awkward))
+            found = traits(kernel, programs)
+            check(programs.awkward)
+        else:
+            awkward = compiled_in_turn(compilation, shapes.awkward, check, evaluator.watch)
+            programs = compilation.listed(shapes, awkward)
+        found = known = traits(kernel, programs)
         check_extremes(programs, op, inspector)
         # A fault at a random shape is not a verdict on other kernels with the same code: they may get other shapes.
         found = None
+        evaluator.watch("compile")
+        programs = defined_ones(compilation.drawn(programs, shapes), op, device)
         check(programs.held_out)
         check_once(programs, op, inspector)
         check_stretched(programs, op, inspector)
@@ -105,6 +112,26 @@ def evaluate(
     return replace(verdict, checks=tuple(checks), traits=found)
 
 
+def compiled_in_turn(
+    compilation: Compilation[Program],
+    workloads: Iterable[Workload],
+    check: Callable[[Sequence[Pair]], None],
+    watch: Callable[[str], None],
+) -> tuple[Pair, ...]:
+    """Compile for each workload once the program for the one before it has passed `check`.
+
+    The smallest comes first. Most faults show there, and then nothing else is compiled.
+    """
+    passed: list[Pair] = []
+    for workload in workloads:
+        watch("compile")
+        pairs = compilation.at((workload,))
+        check(pairs)
+        passed += pairs
+    watch("compile")
+    return tuple(passed)
+
+
 def glance(kernel: Kernel, op: Op, evaluator: "Evaluator", *, bars: Mapping[str, float]) -> Evaluation | None:
     """Return the verdict on a kernel that is clearly slower than the times to beat at all its workloads, else None.
 
@@ -118,24 +145,24 @@ def glance(kernel: Kernel, op: Op, evaluator: "Evaluator", *, bars: Mapping[str,
     def judge(verdict: Evaluation) -> Evaluation:
         nonlocal contends
         evaluator.watch("compile")
-        declared, skipped = compiled_as_declared(kernel, op, device.info, device.compile)
+        programs = Compilation(kernel, op, device.info, device.compile).as_declared()
         seed, measurements = secrets.randbelow(2**31), []
         inspector = Inspector(device, evaluator.arena, random.Random(seed), checks, evaluator.watch)
-        for workload, program in declared:
+        for workload, program in programs.declared:
             inspector.check_on(program, op, workload, (NORMAL,))
             times = evaluator.baselines_at_hand(op, workload)
             evaluator.watch("time")
             measurements.append(measure(inspector, program, op, workload, times, bars.get(workload.key)))
             if contends := workload.key not in bars or not measurements[-1].coarse:
                 return verdict
-        programs = [program for _, program in declared]
+        declared = [program for _, program in programs.declared]
         return replace(
             verdict,
             seed=seed,
-            log="\n".join(dict.fromkeys((SLOWER, *(program.log for program in programs if program.log)))),
+            log="\n".join(dict.fromkeys((SLOWER, *(program.log for program in declared if program.log)))),
             measurements=tuple(measurements),
-            skipped=tuple(skipped),
-            resources=_largest_resources(programs),
+            skipped=programs.skipped,
+            resources=_largest_resources(declared),
         )
 
     verdict = verdict_on(kernel, op, device.info, judge)

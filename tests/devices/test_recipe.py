@@ -21,7 +21,7 @@ from evolve.devices.choose import policy_of
 from evolve.engines.engine import Job
 from evolve.engines.local import LocalEngine
 from evolve.errors import UserError
-from evolve.evaluation.compiling import compiled
+from evolve.evaluation.compiling import Compilation
 from evolve.evaluation.evaluate import Evaluator, evaluate
 from reference_ops import catalog
 
@@ -175,7 +175,9 @@ def test_its_held_out_shapes_are_no_larger_than_its_policy_allows(op: str) -> No
     drawn = [
         workload
         for seed in range(10)
-        for workload, _ in compiled(toy_kernel("2"), loaded, device.info, device.compile, seed, confirm=False).held_out
+        for workload, _ in Compilation(toy_kernel("2"), loaded, device.info, device.compile)
+        .everything(seed, confirm=False)
+        .held_out
     ]
     assert len(drawn) == 20
     assert max(loaded.nbytes(workload) for workload in drawn) <= policy_of("toy").held_out_bytes

@@ -14,7 +14,7 @@ from archive import library
 from archive.kernel import Bound, Kernel, parse
 from archive.records import Evaluation, Outcome, Traits
 from evolve.devices.device import Program, RejectedError
-from evolve.evaluation.compiling import compiled, few_rows, precompile
+from evolve.evaluation.compiling import Compilation, few_rows, precompile
 from evolve.evaluation.evaluate import Evaluator, evaluate
 from reference_ops import catalog
 from reference_ops.op import Workload
@@ -109,7 +109,7 @@ def test_a_champion_is_tested_at_a_large_shape_that_is_not_listed() -> None:
         return [
             dict(workload.dims)["n"]
             for seed in range(4)
-            for workload, _ in compiled(KERNEL, OP, INFO, ScriptedProgram, seed, confirm=confirm).held_out
+            for workload, _ in Compilation(KERNEL, OP, INFO, ScriptedProgram).everything(seed, confirm=confirm).held_out
         ]
 
     listed = {dict(workload.dims)["n"] for workload in (*OP.gpu, *OP.awkward)}
@@ -124,9 +124,9 @@ def test_an_emulated_device_gets_no_shapes_that_need_very_many_threads(kind: str
     met = [
         math.prod(launch.grid) * math.prod(launch.block)
         for seed in range(8)
-        for _, program in compiled(
-            block_each, OP, replace(INFO, kind=kind), ScriptedProgram, seed, confirm=False
-        ).held_out
+        for _, program in Compilation(block_each, OP, replace(INFO, kind=kind), ScriptedProgram)
+        .everything(seed, confirm=False)
+        .held_out
         for launch in program.bound.launches
     ]
     assert 2**16 < max(met) <= most
@@ -139,7 +139,7 @@ def test_an_emulated_device_gets_no_long_shapes_that_one_large_block_would_loop_
     a_block_of_32 = parse(one_block.text.replace("block = [1024]", "block = [32]"))
 
     def most_rows(kernel: Kernel) -> int:
-        programs = compiled(kernel, op, replace(INFO, kind=kind), ScriptedProgram, 1, confirm=False)
+        programs = Compilation(kernel, op, replace(INFO, kind=kind), ScriptedProgram).everything(1, confirm=False)
         return max(dict(workload.dims)["rows"] for workload, _ in programs.stretched)
 
     assert most_rows(a_block_of_32) > 16_384
@@ -148,7 +148,7 @@ def test_an_emulated_device_gets_no_long_shapes_that_one_large_block_would_loop_
 
 def test_a_kernel_that_launches_nothing_at_a_shape_is_compiled_there() -> None:
     nothing = parse(KERNEL.text.replace('grid = ["ceil_div(n, THREADS)"]', 'grid = ["n // 2147483648"]'))
-    programs = compiled(nothing, OP, replace(INFO, kind="emulated"), ScriptedProgram, 1, confirm=False)
+    programs = Compilation(nothing, OP, replace(INFO, kind="emulated"), ScriptedProgram).everything(1, confirm=False)
     assert programs.stretched
     assert not any(program.bound.launches for _, program in programs.stretched)
 
@@ -187,7 +187,7 @@ def test_a_kernel_for_one_number_of_rows_has_no_few() -> None:
 
 def test_a_few_rows_are_compiled_only_to_confirm() -> None:
     def few(confirm: bool) -> int:
-        return len(compiled(KERNEL, OP, INFO, ScriptedProgram, 1, confirm=confirm).thin)
+        return len(Compilation(KERNEL, OP, INFO, ScriptedProgram).everything(1, confirm=confirm).thin)
 
     assert few(confirm=False) == 0
     assert few(confirm=True) == 1
@@ -198,7 +198,7 @@ def test_a_gpu_gets_a_few_small_shapes_in_each_evaluation_and_all_of_them_to_con
     kernel = library.plain("softmax")[0]
 
     def drawn(seed: int, *, confirm: bool) -> set[str]:
-        found = compiled(kernel, op, info, ScriptedProgram, seed, confirm=confirm).once
+        found = Compilation(kernel, op, info, ScriptedProgram).everything(seed, confirm=confirm).once
         return {workload.key for workload, _ in found if max(dict(workload.dims).values()) < 100}
 
     every = drawn(1, confirm=True)
