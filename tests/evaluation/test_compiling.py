@@ -104,6 +104,24 @@ def test_only_a_fault_at_a_listed_shape_condemns_kernels_with_the_same_code(list
     assert bool(verdict.traits) is listed
 
 
+@pytest.mark.parametrize(("kind", "all_at_once"), [("emulated", False), ("cuda", True)])
+def test_without_compilers_ahead_nothing_more_is_compiled_after_the_first_fault(kind: str, all_at_once: bool) -> None:
+    made: list[int] = []
+
+    class Device(ScriptedDevice):
+        def compile(self, bound: Bound) -> Program:
+            made.append(bound.launches[0].grid[0])
+            return super().compile(bound)
+
+        def run(self, *_: object) -> None:
+            raise RejectedError(Outcome.CRASHED, "an illegal access")
+
+    device = Device(info=replace(INFO, kind=kind))
+    verdict = evaluate(KERNEL, OP, Evaluator(device, lambda _phase: None), shapes_seed=1, bars={})
+    assert verdict.outcome is Outcome.CRASHED
+    assert len(made) == (len(OP.gpu) + len(OP.awkward) if all_at_once else 1)
+
+
 def test_a_champion_is_tested_at_a_large_shape_that_is_not_listed() -> None:
     def sizes(confirm: bool) -> list[int]:
         return [

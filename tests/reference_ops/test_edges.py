@@ -19,6 +19,7 @@ from reference_ops.edges import (
     long_rows,
     small_sizes,
     special_parameters,
+    windows_past_borders,
 )
 from reference_ops.op import Op, Workload
 
@@ -89,6 +90,30 @@ def test_integer_parameters_far_apart_are_valid_and_as_listed(op: Op) -> None:
         assert max(size for _, size in workload.parameters) <= max(size for _, size in listed)
 
 
+@pytest.mark.parametrize(
+    ("name", "window", "over"),
+    [("max_pool1d", "kernel", "l"), ("avg_pool2d_backward", "kernel", "w"), ("depthwise_conv2d", "r", "height"),
+     ("depthwise_conv2d_backward_weight", "s", "width"), ("conv2d_channels_last", "s", "width"),
+     ("conv1d", "taps", "length")],
+)  # fmt: skip
+def test_a_window_is_once_larger_by_one_than_what_it_moves_over(name: str, window: str, over: str) -> None:
+    op = catalog.load(name)
+    (workload,) = windows_past_borders(op, anything, MOST_BYTES)
+    assert op.is_valid(workload)
+    assert op.nbytes(workload) <= MOST_BYTES
+    assert known(workload)[window] == 1 + known(workload)[over] > 1
+
+
+def test_no_window_passes_borders_where_none_moves_or_the_kernel_refuses() -> None:
+    for name in ("softmax", "gemm", "upsample_bilinear", "topk"):
+        assert not windows_past_borders(catalog.load(name), anything, MOST_BYTES)
+    assert not windows_past_borders(catalog.load("max_pool1d"), lies_within, MOST_BYTES)
+
+
+def lies_within(workload: Workload) -> bool:
+    return known(workload)["kernel"] <= known(workload)["l"]
+
+
 def sizes_of(op: Op, workload: Workload) -> dict[str, float]:
     return {**op.sizes(workload), **dict(workload.parameters)}
 
@@ -125,10 +150,17 @@ def test_small_sizes_are_valid_and_stand_beside_larger_ones(op: Op) -> None:
         assert max(op.sizes(workload).values()) > MOST_SMALL or len(workload.dims) == 1
 
 
+def test_a_window_is_small_where_the_channels_are_not() -> None:
+    op = catalog.load("local_response_norm")
+    for seed in range(10):
+        of_four = [sizes_of(op, one) for one in small(op, seed) if dict(one.parameters)["size"] == 4]
+        assert any(sizes["channels"] > 4 for sizes in of_four)
+
+
 @ops
 def test_few_workloads_have_small_or_equal_sizes(op: Op) -> None:
     assert len(small(op)) <= 16
-    assert len(equal(op)) <= 4
+    assert len(equal(op)) <= 6
 
 
 def test_small_sizes_are_drawn_from_those_that_the_kernel_accepts() -> None:
@@ -152,6 +184,13 @@ def test_any_two_sizes_are_equal_once() -> None:
         found = [sizes_of(op, workload) for workload in (*equal(op, seed), *op.emulated, *op.awkward)]
         for one, other in itertools.combinations(("h", "w", "oh", "ow"), 2):
             assert any(sizes[one] == sizes[other] >= LEAST_EQUAL for sizes in found)
+
+
+def test_a_height_stays_as_it_is_where_the_width_does_not() -> None:
+    op = catalog.load("upsample_bilinear")
+    for seed in range(20):
+        found = [sizes_of(op, workload) for workload in equal(op, seed)]
+        assert any(sizes["h"] == sizes["oh"] and sizes["w"] != sizes["ow"] for sizes in found)
 
 
 @ops
