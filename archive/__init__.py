@@ -1,1 +1,5 @@
 """Archive of kernels, proposals and evaluations: their formats, and the store that keeps them."""
+
+
+class ArchiveError(Exception):
+    """The file is not an archive, cannot be opened, or is damaged."""

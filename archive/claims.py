@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from archive.store import ArchiveError
+from archive import ArchiveError
 
 BUSY_SECONDS = 30
 LEASE_SECONDS = 90.0  # after this long without renewal, also on another machine, a claim no longer holds

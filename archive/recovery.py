@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from archive import queries, schema
+from archive import ArchiveError, queries, schema
 from archive.kernel import Kernel, Proposal
 from archive.records import Evaluation, Merged, Profile, Standard
 from archive.rows import DamagedError, Row
 from archive.runs import AskedQuestion, Leg, Run
 from archive.sqlite import open_archive
-from archive.store import ArchiveError, Record
+from archive.store import Record
 
 KINDS: tuple[type[Record], ...] = (
     Run, Leg, Kernel, Proposal, AskedQuestion, Evaluation, Profile, Standard, Merged,

@@ -1,8 +1,11 @@
-"""Records of runs: their budgets and legs, and the questions that they asked of models, with their costs."""
+"""Runs: their budgets, legs and strategies, the questions that they asked of models, and what these cost."""
 
 from dataclasses import dataclass, field
 
 from archive.records import content_id
+
+EVOLVE, BEST_OF_N = "evolve", "best-of-n"
+STRATEGIES = (EVOLVE, BEST_OF_N)
 
 
 @dataclass(frozen=True)
@@ -82,3 +85,21 @@ class Leg:
     @property
     def id(self) -> str:
         return content_id([self.run, self.started, self.ended])
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The part of the archive that a run uses."""
+
+    run: str = ""
+    strategy: str = EVOLVE  # best-of-n, the control experiment, makes every request as if it were the first
+    fresh: bool = False  # only kernels that this run itself has proposed
+    excluded: frozenset[str] = frozenset()  # shipped kernels, which count only if another proposer proposes them
+
+    @property
+    def only_run(self) -> str:
+        """The run whose own kernels are the only ones used, or an empty string."""
+        return self.run if self.fresh else ""
+
+
+EVERYTHING = Scope()

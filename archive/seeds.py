@@ -12,12 +12,11 @@ from contextlib import closing, suppress
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from archive import library, measured
+from archive import ArchiveError, library, measured
 from archive.kernel import Kernel, Proposal
 from archive.measured import MeasuredError, MeasuredKernel
 from archive.records import SHIPPED, Evaluation
 from archive.sqlite import SqliteStore, open_archive
-from archive.store import ArchiveError
 from archive.summaries import EvaluationSummary
 
 OPERATOR = "seed"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar, Unpack
 from urllib.parse import quote
 
-from archive import contenders, queries, rows, schema
+from archive import ArchiveError, contenders, queries, rows, schema
 from archive.kernel import Kernel, Proposal
 from archive.plan import PlanError
 from archive.records import Evaluation, Merged, Profile, Standard
@@ -20,7 +20,7 @@ from archive.rows import DamagedError
 from archive.runs import AskedQuestion, Leg, Run
 from archive.schema import SchemaError
 from archive.soundness import UnsoundError, check_foreign
-from archive.store import ArchiveError, Filters, R, Record, Store
+from archive.store import Filters, R, Record, Store
 from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary
 
 BUSY_SECONDS = 30
@@ -82,10 +82,6 @@ class SqliteStore:
             return queries.count(self.connection, kind, by, op, filters)
 
     def derived(self, what: str, op: str, make: Callable[[], object], read: Callable[[Any], T]) -> T:
-        """Return what `read` reads of what `make` makes of an op's records, which JSON can hold.
-
-        It is made only if records of the op were added since the last time; `what` names it and how it is written.
-        """
         with self._naming_damage():
             state = json.dumps(self.connection.execute(STATE, [op]).fetchone())
             query = "SELECT json FROM derived WHERE what = ? AND op = ? AND state = ?"
@@ -104,7 +100,6 @@ class SqliteStore:
             file.execute("INSERT OR REPLACE INTO derived VALUES (?, ?, ?, ?)", row)
 
     def ops(self, kind: type[R]) -> list[str]:
-        """Return the ops with records of a kind, sorted."""
         with self._naming_damage():
             return queries.ops(self.connection, kind)
 

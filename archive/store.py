@@ -1,12 +1,12 @@
 """Store: what the rest of the program may ask of an archive, and by which filters."""
 
 import gc
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal, Protocol, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, Protocol, TypedDict, TypeVar, Unpack
 
 from archive.kernel import Kernel, Proposal
-from archive.records import DeviceInfo, Evaluation, Merged, Profile, Standard
+from archive.records import SHIPPED, DeviceInfo, Evaluation, Merged, Profile, Standard
 from archive.runs import AskedQuestion, Leg, Run
 from archive.summaries import (
     BriefEvaluation,
@@ -21,16 +21,13 @@ from archive.summaries import (
     Skips,
 )
 
+T = TypeVar("T")
 Record = Kernel | Proposal | AskedQuestion | Evaluation | Merged | Profile | Standard | Run | Leg
 R = TypeVar(
     "R", Kernel, KernelSummary, KernelId, Proposal, ProposalSummary, BriefProposal, AskedQuestion, Evaluation,
     EvaluationSummary, Origin, Skips, BriefEvaluation, Judged, RankedTimes, DeviceInfo, Merged, Profile, Standard, Run,
     Leg,
 )  # fmt: skip
-
-
-class ArchiveError(Exception):
-    """The file is not an archive, cannot be opened, or is damaged."""
 
 
 class Filters(TypedDict, total=False):
@@ -77,6 +74,19 @@ class Store(Protocol):
         """Return how many records pass every filter, by `op`, `device` or `outcome`."""
 
 
+class ArchiveFile(Store, Protocol):
+    """An archive in a file, which also lists its ops and keeps what is made of their records."""
+
+    def ops(self, kind: type[R]) -> list[str]:
+        """Return the ops with records of a kind, sorted."""
+
+    def derived(self, what: str, op: str, make: Callable[[], object], read: Callable[[Any], T]) -> T:
+        """Return what `read` reads of what `make` makes of an op's records, which JSON can hold.
+
+        It is made only if records of the op were added since the last time; `what` names it and how it is written.
+        """
+
+
 def evaluations_of(store: Store, verdicts: Iterable[EvaluationSummary | RankedTimes]) -> dict[str, Evaluation]:
     """Return the evaluations that these verdicts summarise, by their ids in the archive."""
     ids = {(verdict.kernel_id, verdict.created, verdict.device): verdict.id for verdict in verdicts}
@@ -88,6 +98,14 @@ def workloads_of(store: Store, leaders: Mapping[str, RankedTimes]) -> list[str]:
     """Return the workloads with a champion, and those that the champions do not accept."""
     skips = store.find(Skips, ids={one.id for one in leaders.values()}) if leaders else []
     return list(dict.fromkeys([*leaders, *(workload for one in skips for workload in one.workloads)]))
+
+
+def unasked(store: Store, op: str, device: DeviceInfo) -> frozenset[str]:
+    """Return the kernels that only ship with the package and have no verdict on the device."""
+    shipped = {one.kernel_id for one in store.find(ProposalSummary, op, proposer=SHIPPED)}
+    proposed = {one.kernel_id for one in store.find(ProposalSummary, op, kernels=shipped) if not one.shipped}
+    judged = store.find(EvaluationSummary, op, device=device.key, kernels=shipped)
+    return frozenset(shipped - proposed - {verdict.kernel_id for verdict in judged})
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Summaries: the small fields of kernels, proposals and evaluations, for code that reads many of them at once.
 
-They are named tuples, not dataclasses, because a run may read a hundred thousand of them.
+Those that are read are named tuples, not dataclasses, because a run may read a hundred thousand of them.
 The archive keeps them in separate columns, so that texts, replies, logs and checks are not read with them.
 """
 
@@ -8,8 +8,8 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -206,6 +206,27 @@ class RankedTimes(NamedTuple):
     @property
     def traits(self) -> Traits | None:
         return traits_in(self.traits_json)
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A kernel without its text, because there may be tens of thousands, with its outcome and its times."""
+
+    kernel_id: str
+    family: str
+    settings: Mapping[str, int]  # the value of each knob
+    evaluation: EvaluationSummary
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The outcome of an earlier proposal, from which to learn which models and operators are worth using again."""
+
+    operator: str
+    proposer: str
+    cost: Cost
+    passed: bool
+    gain: float  # mean over all workloads of log(previous best time / own time), or 0 where it was not faster
 
 
 def timing(measurement: Measurement) -> Timing:

@@ -6,8 +6,7 @@ from typing import Protocol, TypeVar, overload
 
 from archive.kernel import Kernel, Proposal
 from archive.records import DeviceInfo, Evaluation, Profile
-from archive.runs import Cost
-from archive.summaries import EvaluationSummary
+from archive.summaries import Trial, Tried
 from reference_ops.op import Op
 
 T = TypeVar("T")
@@ -34,29 +33,8 @@ class Candidate:
         return self.kernel.settings
 
 
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """A kernel without its text, because there may be tens of thousands, with its outcome and its times."""
-
-    kernel_id: str
-    family: str
-    settings: Mapping[str, int]  # the value of each knob
-    evaluation: EvaluationSummary
-
-
 Attempt = Candidate | Tried  # what the tuner learns from
 ReadsKernels = Callable[[Sequence[str]], Mapping[str, Kernel]]  # returns kernels by their ids
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """The outcome of an earlier proposal, from which to learn which models and operators are worth using again."""
-
-    operator: str
-    proposer: str
-    cost: Cost
-    passed: bool
-    gain: float  # mean over all workloads of log(previous best time / own time), or 0 where it was not faster
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from archive.runs import Budget, Leg
+from archive.runs import EVERYTHING, Budget, Leg, Scope
 from archive.store import Store
 from evolve import budget
 from evolve.budget import Ended, Spent
 from evolve.engines.engine import Engine, HasCards
 from evolve.request import Left, Request
 from evolve.selection import selection
-from evolve.selection.scope import EVERYTHING, Scope
 from evolve.selection.sharing import Share
 from evolve.selection.view import OpView
 from reference_ops.op import Op

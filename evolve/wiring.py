@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from archive.store import ArchiveError, Store
+from archive import ArchiveError
+from archive.store import Store
 from evolve.devices import choose
 from evolve.devices.choose import policy_of
 from evolve.errors import UserError

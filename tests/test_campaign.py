@@ -13,14 +13,13 @@ from scripted_runs import PRICE, TWICE, PricedModel, by_number, kernel, op, outc
 
 from archive.kernel import Proposal
 from archive.records import Evaluation
-from archive.runs import Budget, Leg, Run
+from archive.runs import Budget, Leg, Run, Scope
 from archive.sqlite import SqliteStore, open_archive
 from evolve import budget
 from evolve.budget import Ended, Spent
 from evolve.campaign import Slice, campaign, headroom, is_measured
 from evolve.engines.engine import Job
 from evolve.search import GENERATION, Search, generation
-from evolve.selection.scope import Scope
 from evolve.selection.view import OpView
 
 FAST, SLOW, LIGHT = (15.0,), (80.0,), (10.1,)  # the speed of light is 10 us

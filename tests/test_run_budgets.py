@@ -12,7 +12,7 @@ from scripted_runs import PRICE, TWICE, PricedModel, by_number, number_of, op, o
 
 from archive.kernel import Proposal
 from archive.records import Evaluation
-from archive.runs import Budget, Run
+from archive.runs import Budget, Run, Scope
 from archive.sqlite import SqliteStore, open_archive
 from evolve import budget
 from evolve.budget import Ended, Spent
@@ -21,7 +21,6 @@ from evolve.prompting.operators import DESIGNS
 from evolve.request import MOST_WITHOUT_KERNEL, Left, Request
 from evolve.search import GENERATION, Search
 from evolve.selection import population
-from evolve.selection.scope import Scope
 from evolve.selection.view import OpView
 
 

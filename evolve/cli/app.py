@@ -50,8 +50,8 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 def _explanation(error: Exception) -> tuple[str, str] | None:
     """Return the message and the hint for an error that the user can correct, or None for any other error."""
+    from archive import ArchiveError
     from archive.plan import PlanError
-    from archive.store import ArchiveError
     from evolve.errors import UserError
     from reference_ops.catalog import CatalogError
 

@@ -32,14 +32,13 @@ from evolve.cli.options import (
 )
 from evolve.errors import UserError
 from evolve.report import facts, gains
-from evolve.report.basis import basis_of
 from evolve.report.failures import MOST_LISTED, failed_requests, failures_table, reasons, tally
 from evolve.report.kernel import beside, difference, kernel_details, reply_details
 from evolve.report.kernels import PENDING, SORTS, KernelFilter, KernelLine, kernel_lines, kernels_table
 from evolve.report.lineage import MOST_SHOWN, Lineage, left_out_words, lineage_tree, lineages, roots_shown
 from evolve.report.output import EVERYTHING, csv_of, paged
 from evolve.report.runs import has_unicode
-from evolve.report.standing import Standing, devices, first_proposals, standings
+from evolve.report.standing import Standing, basis_of, devices, first_proposals, standings
 from evolve.report.standing_tables import (
     ELSEWHERE_MEANS,
     best_so_far_line,

@@ -22,11 +22,10 @@ from evolve.devices.choose import policy_of
 from evolve.errors import UserError
 from evolve.loop import Event, evolve
 from evolve.report import facts
-from evolve.report.basis import basis_of
 from evolve.report.failures import failed_requests, failures_line
 from evolve.report.live import REFRESHES_PER_SECOND, CampaignDisplay, CampaignRow, EventLog, RunDisplay, campaign_table
 from evolve.report.progress import BudgetMeter, Watcher, ending, without_answer
-from evolve.report.standing import Standing, standing
+from evolve.report.standing import Standing, basis_of, standing
 from evolve.report.standing_tables import print_commands, print_next_steps, print_standing
 from evolve.report.words import amounts, clock, counted, dollars, listed, say, say_command, times, times_note, typed
 from evolve.search import Search

@@ -16,10 +16,10 @@ from pathlib import Path
 import typer
 from rich.text import Text
 
+from archive import ArchiveError
 from archive.kernel import Kernel
 from archive.library import shipped
 from archive.records import DeviceInfo, Evaluation
-from archive.store import ArchiveError
 from evolve import wiring
 from evolve.cli.options import ArchiveOption, JsonOption, op_names
 from evolve.devices import choose

@@ -11,12 +11,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from archive import seeds
+from archive import ArchiveError, seeds
 from archive.claims import claims_on
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation
 from archive.sqlite import open_archive
-from archive.store import ArchiveError, Store
+from archive.store import Store
 from evolve import wiring
 from evolve.cli import lookup, signals
 from evolve.cli.exchange import ADD_FILE, take_files, without_op

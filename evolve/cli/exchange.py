@@ -12,12 +12,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from archive import exchange, recovery
+from archive import ArchiveError, exchange, recovery
 from archive.kernel import Kernel, Proposal
 from archive.records import DeviceInfo, Evaluation, Standard
 from archive.runs import Run
 from archive.sqlite import gathered, open_archive, take
-from archive.store import ArchiveError, Record, Store
+from archive.store import Record, Store
 from evolve import wiring
 from evolve.cli import lookup
 from evolve.cli.options import ArchiveOption, ExampleOption, JsonOption, archive_option, with_example

@@ -10,10 +10,9 @@ from typing import Annotated
 
 import typer
 
-from archive import library
+from archive import ArchiveError, library
 from archive.plan import DTYPES
 from archive.runs import Budget, Run
-from archive.store import ArchiveError
 from archive.summaries import KernelSummary
 from evolve import wiring
 from evolve.devices import choose

@@ -30,11 +30,12 @@ from evolve.cli.options import (
 )
 from evolve.errors import UserError
 from evolve.report import runs as report
-from evolve.report.basis import first_kernel, known_basis
+from evolve.report.basis import known_basis
 from evolve.report.best_so_far import Curve, largest_ratio, sparkline
 from evolve.report.failures import failed_requests, failures_line
 from evolve.report.output import EVERYTHING, csv_of
 from evolve.report.runs import PER, Trajectory, comparison, has_unicode
+from evolve.report.standing import first_kernel
 from evolve.report.tables import WIDE, fitted, narrowed, plain_table, when
 from evolve.report.words import (
     clock,

@@ -16,7 +16,7 @@ from rich.console import Console
 from archive import library, seeds
 from archive.claims import Claims
 from archive.kernel import Kernel, Proposal
-from archive.runs import Budget, Run
+from archive.runs import EVOLVE, STRATEGIES, Budget, Run, Scope
 from archive.store import Store
 from evolve import budget, wiring
 from evolve.budget import Ended, Spent
@@ -31,7 +31,6 @@ from evolve.errors import UserError
 from evolve.report.words import listed, say, short, times_label, typed
 from evolve.request import Proposer
 from evolve.search import GENERATION, Search, generation
-from evolve.selection.scope import EVOLVE, STRATEGIES, Scope
 from evolve.selection.sharing import Share
 from reference_ops.op import Op
 

@@ -26,11 +26,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from archive import ArchiveError
 from archive.claims import LEASE_SECONDS, renewed
 from archive.records import Evaluation
 from archive.soundness import UnsoundError, check_foreign
 from archive.sqlite import gathered, open_archive, take
-from archive.store import ArchiveError, Record, Store
+from archive.store import Record, Store
 from evolve.engines.messages import Done, decode, encode
 from evolve.errors import UserError
 

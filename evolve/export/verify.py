@@ -13,7 +13,7 @@ from pathlib import Path
 from archive import library
 from archive.kernel import Kernel, Proposal
 from archive.records import DeviceInfo, Evaluation, Measurement, Outcome
-from archive.runs import Budget, Run
+from archive.runs import Budget, Run, Scope
 from archive.store import Store, evaluations_of
 from archive.summaries import KernelSummary, RankedTimes
 from evolve.devices import choose
@@ -25,7 +25,6 @@ from evolve.proposers.tell import TELL
 from evolve.request import Proposer
 from evolve.search import Search
 from evolve.selection import population
-from evolve.selection.scope import Scope
 from evolve.selection.sharing import Share
 from evolve.selection.view import OpView
 from reference_ops.op import Op

@@ -11,8 +11,8 @@ from archive.summaries import EvaluationSummary
 from evolve import budget
 from evolve.pages.overview import ChampionTime, OpLine, op_line
 from evolve.pages.run_page import Quality, qualities
-from evolve.report.basis import Basis, basis_of, known_basis
-from evolve.report.standing import devices
+from evolve.report.basis import Basis, known_basis
+from evolve.report.standing import basis_of, devices
 
 
 @dataclass(frozen=True)

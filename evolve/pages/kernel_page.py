@@ -13,8 +13,9 @@ from evolve.devices.counters import COUNTERS
 from evolve.pages import addresses
 from evolve.pages.lineage import absent, ancestry
 from evolve.prompting.bottleneck import Bottleneck, bottleneck, side
-from evolve.report.basis import Basis, basis_of
+from evolve.report.basis import Basis
 from evolve.report.profile import quantity
+from evolve.report.standing import basis_of
 
 WIDEST_LOAD = 16  # bytes, where the compiler's traits are unknown
 CHILDREN_SHOWN = 100

@@ -11,8 +11,9 @@ from archive.store import Store
 from archive.summaries import BriefEvaluation, BriefProposal, EvaluationSummary, ProposalSummary, RankedTimes
 from evolve import budget
 from evolve.budget import History, Spent
-from evolve.report.basis import Basis, basis_of, known_basis
+from evolve.report.basis import Basis, known_basis
 from evolve.report.failures import reasons
+from evolve.report.standing import basis_of
 from evolve.report.words import idea
 from evolve.selection import population
 

@@ -22,10 +22,9 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response, S
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from archive import seeds
+from archive import ArchiveError, seeds
 from archive.plan import PlanError
 from archive.sqlite import SqliteStore, open_archive
-from archive.store import ArchiveError
 from evolve.errors import UserError
 from evolve.pages import addresses
 from evolve.pages.addresses import Absent, Moved

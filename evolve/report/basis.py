@@ -1,12 +1,11 @@
 """The times that a kernel's times are compared with: PyTorch's on a GPU, elsewhere those of the op's first kernel."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from archive.records import DeviceInfo, Evaluation, Measurement
-from archive.store import Store
-from archive.summaries import EvaluationSummary, KernelSummary, RankedTimes, Timing
+from archive.records import Evaluation, Measurement
+from archive.summaries import EvaluationSummary, RankedTimes, Timing
 from evolve.devices.choose import policy_of
 
 
@@ -48,33 +47,8 @@ class Basis:
 
 
 PYTORCH, UNKNOWN = Basis(), Basis({})
-READ_AT_ONCE = 500  # kernels; the first few have usually passed on every workload
 
 
 def known_basis(kind: str) -> Basis:
     """Return the basis on a device of this kind as far as it is known without an archive."""
     return PYTORCH if policy_of(kind).times_are_gpu_times else UNKNOWN
-
-
-def basis_of(store: Store, op: str, device: DeviceInfo, passed: Sequence[RankedTimes] | None = None) -> Basis:
-    """Return the basis of an op on a device; `passed` are the times that rank its kernels, if they are read already."""
-    if policy_of(device.kind).times_are_gpu_times:
-        return PYTORCH
-    return first_kernel(store, op, store.find(RankedTimes, op, device=device.key) if passed is None else passed)
-
-
-def first_kernel(store: Store, op: str, ranked: Iterable[RankedTimes]) -> Basis:
-    """Return the basis of a device without GPU times: on each workload, the first kernel added of those that passed."""
-    by_kernel = {one.kernel_id: one for one in ranked if one.times}
-    workloads = {workload for keys in {one.workloads for one in by_kernel.values()} for workload in keys.split("\n")}
-    first: dict[str, float] = {}
-    last = 0
-    while len(first) < len(workloads):
-        kernels = store.find(KernelSummary, op, ids=by_kernel.keys(), after=last, oldest=READ_AT_ONCE)
-        if not kernels:
-            break
-        for kernel in kernels:
-            for timed in by_kernel[kernel.id].measurements:
-                first.setdefault(timed.workload, timed.median_us)
-        last = kernels[-1].number
-    return Basis(first)

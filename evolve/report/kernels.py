@@ -9,13 +9,13 @@ from rich.text import Text
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Outcome
 from archive.runs import Run
-from archive.store import Store, uncollected
+from archive.store import Store, unasked, uncollected
 from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary, Timing
-from evolve.report.basis import PYTORCH, Basis, basis_of
-from evolve.report.standing import devices
+from evolve.report.basis import PYTORCH, Basis
+from evolve.report.standing import basis_of, devices
 from evolve.report.tables import fitted, narrowed, plain_table, speed_style, when
 from evolve.report.words import idea, short, times
-from evolve.selection.scope import judged_on_gpus, unasked
+from evolve.selection.view import judged_on_gpus
 
 PENDING = "pending"
 MANY = 10_000  # kernels; to read all verdicts of an op takes less time than to look up these

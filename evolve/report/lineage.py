@@ -9,11 +9,11 @@ from rich.tree import Tree
 
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, kind_in
-from archive.store import Store, uncollected
+from archive.store import Store, unasked, uncollected
 from archive.summaries import EvaluationSummary, KernelId, Origin, ProposalSummary, RankedTimes
 from evolve.devices.choose import policy_of
-from evolve.report.basis import PYTORCH, Basis, basis_of
-from evolve.report.standing import first_proposals
+from evolve.report.basis import PYTORCH, Basis
+from evolve.report.standing import basis_of, first_proposals
 from evolve.report.words import (
     change,
     counted,
@@ -23,7 +23,6 @@ from evolve.report.words import (
     times,
 )
 from evolve.selection.population import fittest
-from evolve.selection.scope import unasked
 
 MOST_SHOWN = 60  # kernels; a larger tree shows only the ancestors of the population
 COLUMNS_PER_LEVEL, COLUMNS_FOR_TEXT = 4, 44

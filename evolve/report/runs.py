@@ -14,7 +14,8 @@ from archive.store import Store, workloads_of
 from archive.summaries import RankedTimes
 from evolve import budget
 from evolve.budget import History, Spent
-from evolve.report.basis import PYTORCH, Basis, first_kernel, known_basis
+from evolve.report.basis import PYTORCH, Basis, known_basis
+from evolve.report.standing import first_kernel
 from evolve.report.tables import fitted, narrowed, plain_table
 from evolve.report.words import amounts, dollars, moment, times
 from evolve.selection import population

@@ -9,16 +9,16 @@ from typing import Any
 from archive import plain
 from archive.kernel import Kernel
 from archive.records import DeviceInfo, Evaluation, Outcome
-from archive.sqlite import SqliteStore
-from archive.store import Store, evaluations_of, uncollected
+from archive.store import ArchiveFile, Store, evaluations_of, unasked, uncollected
 from archive.summaries import EvaluationSummary, Judged, KernelSummary, ProposalSummary, RankedTimes
 from evolve.devices.choose import policy_of
-from evolve.report.basis import PYTORCH, Basis, basis_of
+from evolve.report.basis import PYTORCH, Basis
 from evolve.report.best_so_far import Curve, rises
 from evolve.selection import population
 from evolve.selection.population import Champion
-from evolve.selection.scope import judged_on_gpus, unasked
+from evolve.selection.view import judged_on_gpus
 
+READ_AT_ONCE = 500  # kernels; the first few have usually passed on every workload
 PLACES = "places, 1"  # names what the archive keeps; count up when it is made differently
 
 
@@ -177,7 +177,7 @@ def _not_waiting(store: Store, op: str, device: DeviceInfo) -> int:
     return len(elsewhere | unasked(store, op, device))
 
 
-def standings(store: SqliteStore, op: str = "", device: str = "") -> list[Standing]:
+def standings(store: ArchiveFile, op: str = "", device: str = "") -> list[Standing]:
     """Read the standing of each op on each device that it was evaluated on; `device` is part of the device's key."""
     with uncollected():
         return [
@@ -188,7 +188,7 @@ def standings(store: SqliteStore, op: str = "", device: str = "") -> list[Standi
         ]
 
 
-def _kept_places(store: SqliteStore, op: str) -> list[tuple[DeviceInfo, Places]]:
+def _kept_places(store: ArchiveFile, op: str) -> list[tuple[DeviceInfo, Places]]:
     """Return the places with the curve on each device, as the archive keeps them."""
 
     def read(kept: list[list[dict[str, Any]]]) -> list[tuple[DeviceInfo, Places]]:
@@ -242,3 +242,27 @@ def first_proposals(store: Store, kernels: Collection[str]) -> dict[str, Proposa
 
 def _children(store: Store, kernel_id: str) -> int:
     return len({child.kernel_id for child in store.find(ProposalSummary, parents=[kernel_id]) if child.kernel_id})
+
+
+def basis_of(store: Store, op: str, device: DeviceInfo, passed: Sequence[RankedTimes] | None = None) -> Basis:
+    """Return the basis of an op on a device; `passed` are the times that rank its kernels, if they are read already."""
+    if policy_of(device.kind).times_are_gpu_times:
+        return PYTORCH
+    return first_kernel(store, op, store.find(RankedTimes, op, device=device.key) if passed is None else passed)
+
+
+def first_kernel(store: Store, op: str, ranked: Iterable[RankedTimes]) -> Basis:
+    """Return the basis of a device without GPU times: on each workload, the first kernel added of those that passed."""
+    by_kernel = {one.kernel_id: one for one in ranked if one.times}
+    workloads = {workload for keys in {one.workloads for one in by_kernel.values()} for workload in keys.split("\n")}
+    first: dict[str, float] = {}
+    last = 0
+    while len(first) < len(workloads):
+        kernels = store.find(KernelSummary, op, ids=by_kernel.keys(), after=last, oldest=READ_AT_ONCE)
+        if not kernels:
+            break
+        for kernel in kernels:
+            for timed in by_kernel[kernel.id].measurements:
+                first.setdefault(timed.workload, timed.median_us)
+        last = kernels[-1].number
+    return Basis(first)

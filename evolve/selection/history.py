@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from archive.kernel import Kernel
-from archive.store import Store
-from archive.summaries import EvaluationSummary, ProposalSummary, Timing
-from evolve.request import Trial, Tried
+from archive.summaries import EvaluationSummary, ProposalSummary, Timing, Trial, Tried
 
 READ_AT_ONCE = 2_000  # kernels whose texts are in memory at the same time
 MOST_STEPS = 1000  # verdicts that can be taken back because one on an earlier evaluation arrives late
@@ -127,8 +125,8 @@ class History:
 class TriedKernels:
     """The kernels that have a verdict, with the settings of their knobs, but without their texts."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, read: Callable[[Sequence[str]], Iterable[Kernel]]) -> None:
+        self._read = read  # kernels by their ids
         self._settings: dict[str, Mapping[str, int]] = {}  # by kernel id; equal ones are one object
         self._distinct: dict[tuple[tuple[str, int], ...], Mapping[str, int]] = {}
         self._found: list[Tried] | None = None  # oldest first
@@ -169,7 +167,7 @@ class TriedKernels:
     def _read_settings(self, ids: Iterable[str]) -> None:
         missing = [kernel_id for kernel_id in ids if kernel_id not in self._settings]
         for start in range(0, len(missing), READ_AT_ONCE):
-            for kernel in self._store.find(Kernel, ids=missing[start : start + READ_AT_ONCE]):
+            for kernel in self._read(missing[start : start + READ_AT_ONCE]):
                 settings = kernel.settings
                 self._settings[kernel.id] = self._distinct.setdefault(tuple(settings.items()), settings)
 

@@ -11,8 +11,8 @@ from functools import cached_property, lru_cache
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from archive import ArchiveError
 from archive.records import Confirmed, Duel, Evaluation, Measurement, Traits
-from archive.store import ArchiveError
 from archive.summaries import EvaluationSummary, RankedTimes, packed, timing, traits_in
 
 E = TypeVar("E", bound=Evaluation | EvaluationSummary | RankedTimes)

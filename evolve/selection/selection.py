@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 from archive.kernel import Kernel
 from archive.records import Evaluation, Outcome, Standard
+from archive.runs import BEST_OF_N
 from archive.summaries import EvaluationSummary
 from evolve.devices.choose import policy_of
 from evolve.request import Candidate, Left, ReadWhenAsked, Request
 from evolve.selection import population
 from evolve.selection.duplicates import Duplicates
-from evolve.selection.scope import BEST_OF_N
 from evolve.selection.view import OpView
 from reference_ops.op import Op
 

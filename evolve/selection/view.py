@@ -6,17 +6,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 from archive.kernel import Kernel
-from archive.records import SHIPPED, DeviceInfo, Evaluation, Merged, Outcome, Profile
+from archive.records import SHIPPED, DeviceInfo, Evaluation, Merged, Outcome, Profile, kind_in
+from archive.runs import EVERYTHING, Scope
 from archive.store import Store, evaluations_of, uncollected
-from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary, Timing
+from archive.summaries import EvaluationSummary, Judged, KernelSummary, ProposalSummary, Timing, Tried
 from evolve.devices.choose import policy_of
-from evolve.request import Candidate, Tried
+from evolve.request import Candidate
 from evolve.selection import population
 from evolve.selection.duplicates import oldest_by_code
 from evolve.selection.history import History, TriedKernels
 from evolve.selection.lessons import Lessons, shortened
 from evolve.selection.population import Champion, Ranking
-from evolve.selection.scope import EVERYTHING, Scope, judged_on_gpus
 
 READ_AT_ONCE = 2_000  # records; of those read, less is kept
 
@@ -48,12 +48,10 @@ class OpView:
         self._newest: dict[str, EvaluationSummary] = {}  # the newest verdict for each set of timed workloads
         self._ranking: Ranking[EvaluationSummary] | None = None  # ranks kernels that count
         self._alive: tuple[EvaluationSummary, ...] | None = None
-        self._tried = TriedKernels(store)
+        self._tried = TriedKernels(lambda ids: store.find(Kernel, ids=ids))
         self._past: tuple[History, Lessons] | None = None
-        self._elsewhere: tuple[Mapping[str, int], frozenset[str]] = (
-            {},
-            frozenset(),
-        )  # at which counts, what GPUs had judged
+        self._counts_elsewhere: Mapping[str, int] = {}  # of verdicts on other devices, when these were read:
+        self._elsewhere = frozenset[str]()  # kernels that GPUs had judged
         self._unheard: list[ProposalSummary | EvaluationSummary] = []  # read, but not yet added to the history
 
     # What is known.
@@ -135,9 +133,9 @@ class OpView:
             return frozenset()
         counts = self.store.count(EvaluationSummary, "device", self.op)
         counts.pop(self.device.key, None)
-        if counts != self._elsewhere[0]:
-            self._elsewhere = counts, judged_on_gpus(self.store, self.op, self.device)
-        return self._elsewhere[1]
+        if counts != self._counts_elsewhere:
+            self._counts_elsewhere, self._elsewhere = counts, judged_on_gpus(self.store, self.op, self.device)
+        return self._elsewhere
 
     def unconfirmed(self) -> list[Kernel]:
         """Return the champions that are not confirmed, or only elsewhere: in another archive, or before the package."""
@@ -392,3 +390,11 @@ class OpView:
 
     def _counts(self, kernel_id: str) -> bool:
         return kernel_id in self._families if self.scope.fresh else kernel_id not in self._dormant
+
+
+def judged_on_gpus(store: Store, op: str, device: DeviceInfo) -> frozenset[str]:
+    """Return the kernels that GPUs have judged, for a device whose own verdicts say less; none for a GPU."""
+    if policy_of(device.kind).times_are_gpu_times:
+        return frozenset()
+    keys = [key for key in store.count(EvaluationSummary, "device", op) if policy_of(kind_in(key)).times_are_gpu_times]
+    return frozenset(kernel_id for key in keys for kernel_id, _ in store.find(Judged, op, device=key))

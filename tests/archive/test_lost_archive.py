@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from records import failed, kernel
 
+from archive import ArchiveError
 from archive.claims import claims_on
 from archive.kernel import Kernel
 from archive.records import Evaluation
 from archive.sqlite import open_archive
-from archive.store import ArchiveError
 from evolve.wiring import archive_hint
 
 ONE, OTHER, THIRD = kernel(1), kernel(2), kernel(3)

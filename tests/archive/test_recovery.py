@@ -10,12 +10,12 @@ import pytest
 from commandline import filled
 from records import GPU, kernel, passed, proposal
 
+from archive import ArchiveError
 from archive.kernel import Kernel, Proposal
 from archive.records import Evaluation
 from archive.recovery import recover
 from archive.runs import AskedQuestion, Question, Run
 from archive.sqlite import gathered, open_archive
-from archive.store import ArchiveError
 from archive.summaries import EvaluationSummary
 
 PAGE = 4096

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from records import GPU, checked, confirmed, failed_reply, kernel, passed, proposal
 
+from archive import ArchiveError
 from archive.kernel import Kernel, Proposal
 from archive.records import Evaluation, Standard
 from archive.runs import AskedQuestion, Question, Run
 from archive.sqlite import SqliteStore, merge, open_archive
-from archive.store import ArchiveError
 
 OURS = confirmed(kernel(1).id, w=20.0)
 

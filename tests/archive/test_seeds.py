@@ -7,12 +7,11 @@ import pytest
 from records import GPU, checked, confirmed, kernel, passed, proposal
 from shipping import ship
 
-from archive import library, measured, seeds
+from archive import ArchiveError, library, measured, seeds
 from archive.kernel import Kernel, Proposal
 from archive.measured import MeasuredError, MeasuredKernel, Origin
 from archive.records import Duel, Evaluation
 from archive.sqlite import merge, open_archive
-from archive.store import ArchiveError
 
 W, V = "rows=8 cols=16 float32", "rows=2 cols=512 float32"
 BASE, OTHER = kernel(1), kernel(2)

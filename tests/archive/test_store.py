@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 from records import CPU, GPU, checked, confirmed, failed, failed_reply, kernel, passed, proposal
 
-from archive import schema
+from archive import ArchiveError, schema
 from archive.kernel import Kernel, Proposal
 from archive.records import DeviceInfo, Envelope, Evaluation, Merged, Outcome, Profile, Standard, Traits
 from archive.runs import AskedQuestion, Budget, Cost, Leg, Question, Run
 from archive.schema import MIGRATIONS
 from archive.sqlite import SqliteStore, gathered, merge, open_archive
-from archive.store import ArchiveError
 from archive.summaries import EvaluationSummary
 
 

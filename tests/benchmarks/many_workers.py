@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 from archive import library  # noqa: E402
 from archive.kernel import Kernel, Proposal  # noqa: E402
 from archive.records import DeviceInfo, Evaluation, Measurement, Outcome, Profile, Traits  # noqa: E402
-from archive.runs import Budget, Run  # noqa: E402
+from archive.runs import Budget, Run, Scope  # noqa: E402
 from archive.sqlite import SqliteStore, open_archive  # noqa: E402
 from archive.store import Record  # noqa: E402
 from evolve.campaign import Slice, campaign  # noqa: E402
@@ -38,7 +38,6 @@ from evolve.engines.engine import Job  # noqa: E402
 from evolve.proposers.tuner.proposer import OfflineProposer  # noqa: E402
 from evolve.request import Proposer, Request  # noqa: E402
 from evolve.search import Search, generation  # noqa: E402
-from evolve.selection.scope import Scope  # noqa: E402
 from reference_ops import catalog  # noqa: E402
 from reference_ops.op import Op  # noqa: E402
 

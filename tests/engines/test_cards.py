@@ -10,7 +10,7 @@ from fake_gpu import fake_gpus
 from scripted_runs import PricedModel
 
 from archive.records import Evaluation, Outcome
-from archive.runs import Budget, Run
+from archive.runs import Budget, Run, Scope
 from archive.sqlite import SqliteStore, open_archive
 from evolve import wiring
 from evolve.campaign import SideBySide
@@ -19,7 +19,6 @@ from evolve.engines.engine import Job
 from evolve.engines.local import LocalEngine
 from evolve.errors import UserError
 from evolve.search import Search
-from evolve.selection.scope import Scope
 from evolve.selection.view import OpView
 from reference_ops import catalog
 

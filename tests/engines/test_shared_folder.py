@@ -10,10 +10,10 @@ from bad_kernels import twice_kernel
 from fake_engine import verdict
 from records import CPU
 
+from archive import ArchiveError
 from archive.kernel import Proposal
 from archive.records import Evaluation
 from archive.sqlite import open_archive
-from archive.store import ArchiveError
 from evolve.engines.engine import Job
 from evolve.engines.shared_folder import Folder, FolderClaims, gathered_in, is_remote
 from evolve.errors import UserError

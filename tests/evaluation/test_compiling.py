@@ -15,7 +15,8 @@ from archive.kernel import Bound, Kernel, parse
 from archive.records import Evaluation, Outcome, Traits
 from evolve.devices.device import Program, RejectedError
 from evolve.evaluation.compiling import Compilation, few_rows, precompile
-from evolve.evaluation.evaluate import Evaluator, evaluate
+from evolve.evaluation.evaluate import evaluate
+from evolve.evaluation.time_pytorch import Evaluator
 from reference_ops import catalog
 from reference_ops.op import Workload
 

@@ -12,7 +12,8 @@ from archive.kernel import Kernel, parse
 from archive.records import Evaluation, Outcome
 from evolve.devices import choose
 from evolve.engines.engine import Engine
-from evolve.evaluation.evaluate import Evaluator, evaluate
+from evolve.evaluation.evaluate import evaluate
+from evolve.evaluation.time_pytorch import Evaluator
 from evolve.proposers.adapted import adapted, kernels_for
 from reference_ops import catalog
 from reference_ops.equivalents import Equivalent, equivalents

@@ -15,13 +15,13 @@ from archive.runs import Run
 from archive.sqlite import open_archive
 from archive.summaries import Timing
 from evolve.cli import kernelbench
-from evolve.report.basis import Basis, basis_of, known_basis
+from evolve.report.basis import Basis, known_basis
 from evolve.report.facts import of_champion
 from evolve.report.gains import Reached, reached_table
 from evolve.report.kernelbench import Published, TaskResult
 from evolve.report.live import EventLog, confirmation_line
 from evolve.report.progress import Phases, Watcher
-from evolve.report.standing import Standing
+from evolve.report.standing import Standing, basis_of
 from evolve.report.standing_tables import champions_table, footnotes, population_table
 from evolve.report.tables import measurements_table
 from evolve.report.words import console

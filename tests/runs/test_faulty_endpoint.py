@@ -20,7 +20,7 @@ from scripted_endpoint import KEY, ScriptedEndpoint
 from scripted_runs import faster_and_faster
 
 from archive.kernel import Proposal
-from archive.runs import AskedQuestion, Budget
+from archive.runs import AskedQuestion, Budget, Scope
 from archive.sqlite import SqliteStore, open_archive
 from evolve.loop import evolve
 from evolve.proposers.llm import endpoint
@@ -28,7 +28,6 @@ from evolve.proposers.llm.endpoint import Endpoints
 from evolve.proposers.llm.models import Model, Prices
 from evolve.proposers.llm.proposer import LlmProposer
 from evolve.search import Search
-from evolve.selection.scope import Scope
 from reference_ops import catalog
 
 pytestmark = pytest.mark.exhaustive

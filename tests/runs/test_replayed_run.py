@@ -14,7 +14,7 @@ from scripted_runs import PricedModel, faster_and_faster, kernel, op
 
 from archive.kernel import Proposal
 from archive.records import Evaluation
-from archive.runs import AskedQuestion, Budget, Question, Run
+from archive.runs import AskedQuestion, Budget, Question, Run, Scope
 from archive.sqlite import SqliteStore, open_archive
 from evolve import wiring
 from evolve.cli import session
@@ -29,7 +29,6 @@ from evolve.proposers.llm.proposer import LlmProposer
 from evolve.proposers.tuner.proposer import FinishingProposer, OfflineProposer
 from evolve.request import Proposer
 from evolve.search import Search
-from evolve.selection.scope import Scope
 from reference_ops import catalog
 from reference_ops.op import Op
 

@@ -8,8 +8,7 @@ from records import failed, failed_reply, kernel, passed, proposal, proposal_sum
 from archive.kernel import Kernel, Proposal
 from archive.records import Evaluation
 from archive.runs import Cost
-from archive.summaries import summary
-from evolve.request import Trial
+from archive.summaries import Trial, summary
 from evolve.selection import history
 
 FIRST, SECOND = kernel(1), kernel(2)

@@ -10,10 +10,10 @@ from records import proposal as record_of
 
 from archive.kernel import Proposal
 from archive.records import DeviceInfo, Evaluation, Outcome, Profile, Standard, Traits
+from archive.runs import BEST_OF_N, EVERYTHING, Scope
 from archive.sqlite import SqliteStore, merge, open_archive
 from evolve.request import Left, Request
 from evolve.selection import selection
-from evolve.selection.scope import BEST_OF_N, EVERYTHING, Scope
 from evolve.selection.selection import REPAIRS
 from evolve.selection.view import OpView
 from reference_ops import catalog

@@ -15,7 +15,7 @@ from scripted_runs import TWICE, PricedModel, op, outcome
 from archive.claims import claims_on
 from archive.kernel import Proposal, parse
 from archive.records import Evaluation, Measurement
-from archive.runs import Budget, Run
+from archive.runs import Budget, Run, Scope
 from archive.sqlite import open_archive
 from evolve import budget
 from evolve.budget import Ended
@@ -25,7 +25,6 @@ from evolve.loop import evolve
 from evolve.proposers.tuner.proposer import OfflineProposer
 from evolve.request import Proposer
 from evolve.search import Search
-from evolve.selection.scope import Scope
 from evolve.selection.sharing import OTHERS, Share
 from evolve.selection.view import OpView
 

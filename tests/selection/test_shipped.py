@@ -10,10 +10,10 @@ from records import CPU, GPU, confirmed, passed
 from archive import seeds
 from archive.kernel import Kernel, Proposal
 from archive.records import SHIPPED, Evaluation
+from archive.runs import EVERYTHING, Scope
 from archive.sqlite import SqliteStore, open_archive
 from evolve.report.standing import standing
 from evolve.selection import selection
-from evolve.selection.scope import EVERYTHING, Scope
 from evolve.selection.view import OpView
 from reference_ops import catalog
 

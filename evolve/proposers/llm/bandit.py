@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from evolve.request import Trial
+from archive.summaries import Trial
 
 Arm = tuple[str, str]  # the signature of a model, and the operator
 DECAY = 0.996  # factor on a trial's weight per later trial, because gains become rarer during a run

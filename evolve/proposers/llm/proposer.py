@@ -12,6 +12,7 @@ from itertools import takewhile
 from archive.exchange import unfinished
 from archive.kernel import Proposal
 from archive.runs import Cost, Question
+from archive.summaries import Trial
 from evolve.errors import UserError, kind_of
 from evolve.prompting.operators import DESIGNS
 from evolve.prompting.text import estimated_tokens
@@ -30,7 +31,7 @@ from evolve.proposers.llm.endpoint import TOO_MANY_TOKENS, Endpoints, Watch, fir
 from evolve.proposers.llm.models import OPENAI_URL, Model, price_hint
 from evolve.proposers.llm.questions import Prompt, drafts, opening, reference_source
 from evolve.proposers.llm.reply import proposal_from
-from evolve.request import Left, Request, Trial
+from evolve.request import Left, Request
 
 MOST_WITHOUT_KERNEL = 32  # prompts in a row without a kernel, after which the run stops
 MOST_ALIKE = 8  # the same if none of them gets a reply, all for the same reason

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from each import each
 
 from archive.runs import Cost
+from archive.summaries import Trial
 from evolve.prompting.operators import OPERATORS
 from evolve.proposers.llm.bandit import Arm, choose
-from evolve.request import Trial
 
 ONE, OTHER = "m-1", "m-2"
 ARMS = tuple((model, operator) for model in (ONE, OTHER) for operator in OPERATORS)

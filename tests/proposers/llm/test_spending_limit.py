@@ -5,11 +5,12 @@ from dataclasses import replace
 from each import each
 
 from archive.runs import Cost
+from archive.summaries import Trial
 from evolve.prompting.text import Message, estimated_tokens
 from evolve.proposers.llm.chat import Call
 from evolve.proposers.llm.models import Model, Prices
 from evolve.proposers.llm.proposer import DEARER, LEAST_REPLY, LEAST_USEFUL, LONGEST_REPLY, MARGIN, SpendingLimit
-from evolve.request import Left, Trial
+from evolve.request import Left
 
 MESSAGES = (Message("user", "x" * 3_000),)
 PROMPT = estimated_tokens(MESSAGES)
