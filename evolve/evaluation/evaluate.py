@@ -3,7 +3,7 @@
 import itertools
 import random
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from archive.kernel import Kernel

@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from evolve.export import families
-from evolve.export.template.forms import Form
-from evolve.export.template.layers import LAYERS
+from evolve.export.template.forms import LAYERS, Form
 from evolve.export.template.manifest import ExportedEntry
 from evolve.export.texts import Described, Exported, functions, literal, prose
 from reference_ops.op import Op

@@ -34,8 +34,9 @@ from evolve.export.template.drawn import Draw, Drawn, changed, learning, placed,
 from evolve.export.template.forms import Form  # noqa: E402
 from evolve.export.template.free import slots  # noqa: E402
 from evolve.export.template.functions import Function  # noqa: E402
-from evolve.export.template.launching import Buffers, Gpus, Launchable, Machine, Ready  # noqa: E402
+from evolve.export.template.launching import Buffers, Gpus, Machine, Ready  # noqa: E402
 from evolve.export.template.nvrtc import nvrtc  # noqa: E402
+from evolve.export.template.plans import Launchable  # noqa: E402
 from evolve.export.template.recipes import RECIPES  # noqa: E402
 from reference_ops import catalog  # noqa: E402
 from reference_ops.op import Op, Workload  # noqa: E402

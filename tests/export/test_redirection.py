@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from evolve.export.families import forms
+from evolve.export.template.forms import LAYERS
 from evolve.export.template.functions import Function, Functions
-from evolve.export.template.layers import LAYERS, made, patch, unpatch
+from evolve.export.template.layers import made, patch, unpatch
 from evolve.export.template.redirecting import GraphPass, enabled
 
 OPS = ("rms_norm", "rms_norm_backward", "silu", "silu_backward", "softmax", "softmax_backward", "cross_entropy")

@@ -20,8 +20,9 @@ from evolve.export.template import cached, nvrtc
 from evolve.export.template.calls import MissingError
 from evolve.export.template.dispatch import Primitive
 from evolve.export.template.functions import Function
-from evolve.export.template.launching import KernelError, Launchable
+from evolve.export.template.launching import KernelError
 from evolve.export.template.manifest import BrokenPackageError
+from evolve.export.template.plans import Launchable
 from reference_ops import catalog
 
 SOFTMAX = catalog.load("softmax")

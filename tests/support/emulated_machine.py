@@ -19,8 +19,9 @@ from evolve.export.template.calls import ALIGNMENT
 from evolve.export.template.deciding import by_pytorch
 from evolve.export.template.dispatch import Primitive, gradients_of
 from evolve.export.template.free import Slot, slots
-from evolve.export.template.launching import Buffers, Launchable, Machine, Tensors, refusal
+from evolve.export.template.launching import Buffers, Machine, Tensors, refusal
 from evolve.export.template.manifest import ExportedEntry, Measured, Shipped
+from evolve.export.template.plans import Launchable
 from evolve.export.template.unrolled import Run, Source, Written
 from reference_ops import catalog
 from reference_ops.op import Number, Op, Workload

@@ -30,10 +30,10 @@ from evolve.export.template.calls import (
 from evolve.export.template.choosing import Choice, Question, choices, nearest
 from evolve.export.template.folding import Folds, Shape, as_kernel_reads, folds
 from evolve.export.template.free import free_for_kernel, free_for_sizes
-from evolve.export.template.launching import Launchable, Machine, Tensors
+from evolve.export.template.launching import Machine, Tensors
 from evolve.export.template.manifest import ExportedEntry, Measured
 from evolve.export.template.options import current
-from evolve.export.template.plans import Reading, sources_of
+from evolve.export.template.plans import Launchable, Reading, sources_of
 from evolve.export.template.unrolled import Run, Source, Written, contiguous
 from evolve.op_on_device import point
 from reference_ops.op import Number, Op, Workload

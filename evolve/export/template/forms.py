@@ -1,4 +1,4 @@
-"""Forms: how a call with PyTorch's signature becomes a call of an op of the package.
+"""Forms: how a call with PyTorch's signature becomes a call of an op of the package, and which layers make such calls.
 
 A form has a function with PyTorch's own arguments, which returns what an op must compute, or says why no op computes
 it. Tensors are given as views: their leading dims beyond those of the op are folded into the op's first dim, and copies
@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from reference_ops.op import Number
 
 CALL_US, BYTES_PER_US = 8.0, 1e6  # of a call that adds or copies, and of a slow GPU's memory
 INTEGER = str(int)
 CHANNELS_LAST = "the channels lie last in memory, and the kernels of this function do not leave them there"
+Arguments = tuple[Any, ...]
+RECURRENT = ("lstm", "gru", "rnn_tanh", "lstm_cell", "gru_cell")  # functions that layers call after they made states
 LOW, FLOAT32, NOTHING = "low", "float32", "nothing"  # what autocast makes of a function's tensors
 
 
@@ -181,3 +183,89 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(cast(one, dtype) for one in value)
     return value
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of torch.nn: the function that it calls, and the arguments that it passes beside its inputs."""
+
+    kind: type[nn.Module]
+    function: str
+    rest: Callable[[Any], Arguments]
+    takes: Callable[[Any], str] = lambda _: ""  # why a layer cannot be exchanged; empty if it can
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether its forward does no more than call the function."""
+        return self.function not in {"batch_norm", *RECURRENT}
+
+
+def _conv(layer: Any) -> Arguments:
+    return (layer.weight, layer.bias, layer.stride, layer.padding, layer.dilation, layer.groups)
+
+
+def _zeros(layer: Any) -> str:
+    return "" if layer.padding_mode == "zeros" else f"its padding_mode is {layer.padding_mode!r}"
+
+
+def _pool(layer: Any) -> Arguments:
+    return (layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.ceil_mode, layer.return_indices)
+
+
+def _average(layer: Any) -> Arguments:
+    return (layer.kernel_size, layer.stride, layer.padding, layer.ceil_mode, layer.count_include_pad)
+
+
+def tracked(layer: Any) -> str:
+    """Return why the functional batch norm does not compute what a layer does; empty if it does."""
+    plain = layer.track_running_stats and layer.affine and layer.momentum is not None
+    return "" if plain else "it has no running statistics, weights or momentum"
+
+
+def _tanh(layer: Any) -> str:
+    return "" if layer.nonlinearity == "tanh" else f"its nonlinearity is {layer.nonlinearity!r}"
+
+
+LAYERS = (
+    *(Layer(kind, kind.__name__.lower(), lambda m: (m.inplace,)) for kind in (nn.ReLU, nn.SiLU, nn.Mish, nn.Hardswish)),
+    *(Layer(kind, kind.__name__.lower(), lambda _: ()) for kind in (nn.Sigmoid, nn.Tanh)),
+    Layer(nn.ELU, "elu", lambda m: (m.alpha, m.inplace)),
+    Layer(nn.LeakyReLU, "leaky_relu", lambda m: (m.negative_slope, m.inplace)),
+    Layer(nn.GELU, "gelu", lambda m: (m.approximate,)),
+    Layer(nn.Softplus, "softplus", lambda m: (m.beta, m.threshold)),
+    Layer(nn.Softmax, "softmax", lambda m: (m.dim,)),
+    Layer(nn.LogSoftmax, "log_softmax", lambda m: (m.dim,)),
+    Layer(nn.LayerNorm, "layer_norm", lambda m: (m.normalized_shape, m.weight, m.bias, m.eps)),
+    Layer(nn.RMSNorm, "rms_norm", lambda m: (m.normalized_shape, m.weight, m.eps)),
+    Layer(nn.GroupNorm, "group_norm", lambda m: (m.num_groups, m.weight, m.bias, m.eps)),
+    *(Layer(kind, "batch_norm", lambda _: (), tracked) for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)),
+    Layer(
+        nn.Embedding,
+        "embedding",
+        lambda m: (m.weight, m.padding_idx, m.max_norm, m.norm_type, m.scale_grad_by_freq, m.sparse),
+    ),
+    *(Layer(kind, kind.__name__.lower(), lambda _: ()) for kind in (nn.LSTM, nn.GRU)),
+    Layer(nn.RNN, "rnn_tanh", lambda _: (), _tanh),
+    Layer(nn.LSTMCell, "lstm_cell", lambda _: ()),
+    Layer(nn.GRUCell, "gru_cell", lambda _: ()),
+    Layer(nn.Linear, "linear", lambda m: (m.weight, m.bias)),
+    *(Layer(kind, kind.__name__.lower(), _conv, _zeros) for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d)),
+    Layer(nn.MaxPool1d, "max_pool1d", _pool),
+    Layer(nn.MaxPool2d, "max_pool2d", _pool),
+    Layer(nn.MaxPool3d, "max_pool3d", _pool),
+    Layer(nn.AvgPool1d, "avg_pool1d", _average),
+    Layer(nn.AvgPool2d, "avg_pool2d", lambda m: (*_average(m), m.divisor_override)),
+    Layer(nn.AvgPool3d, "avg_pool3d", lambda m: (*_average(m), m.divisor_override)),
+    Layer(nn.AdaptiveAvgPool1d, "adaptive_avg_pool1d", lambda m: (m.output_size,)),
+    Layer(nn.AdaptiveAvgPool2d, "adaptive_avg_pool2d", lambda m: (m.output_size,)),
+    Layer(nn.AdaptiveAvgPool3d, "adaptive_avg_pool3d", lambda m: (m.output_size,)),
+    Layer(nn.MSELoss, "mse_loss", lambda m: (None, None, m.reduction)),
+    Layer(nn.HuberLoss, "huber_loss", lambda m: (m.reduction, m.delta)),
+    Layer(nn.KLDivLoss, "kl_div", lambda m: (None, None, m.reduction, m.log_target)),
+    Layer(
+        nn.CrossEntropyLoss,
+        "cross_entropy",
+        lambda m: (m.weight, None, m.ignore_index, None, m.reduction, m.label_smoothing),
+    ),
+    Layer(nn.CosineSimilarity, "cosine_similarity", lambda m: (m.dim, m.eps)),
+)

@@ -19,6 +19,7 @@ from archive.records import DeviceInfo, Outcome
 from evolve.export.template.calls import ALIGNMENT, MissingError, NoKernelError
 from evolve.export.template.free import Slot, slots
 from evolve.export.template.manifest import ShippedCubin
+from evolve.export.template.plans import Launchable
 from evolve.export.template.unrolled import (
     Run,
     Source,
@@ -49,19 +50,6 @@ CAPTURING = (
 
 class KernelError(RuntimeError):
     """The chosen kernel does not compile or load on this machine. PyTorch does not run instead."""
-
-
-class Launchable(Protocol):
-    """A kernel compiled for one workload on one device."""
-
-    def launch(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
-        """Enqueue the kernel with these values of its free parameters on the current stream."""
-
-    def planned(self, sources: Sequence[Source], outputs: Sequence[Written], parameters: Mapping[str, Number]) -> Run:
-        """Return a function that enqueues the kernel for a call's tensors.
-
-        It returns the wanted output, or several in a tuple.
-        """
 
 
 class Machine(Protocol):

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from evolve.export.template.folding import folded
 from evolve.export.template.gradients import Deciding, Gradients, Known, Step
-from evolve.export.template.launching import Launchable
-from evolve.export.template.plans import Made, Plan, Reading, modes_are_plain, planned
+from evolve.export.template.plans import Launchable, Made, Plan, Reading, modes_are_plain, planned
 from evolve.export.template.unrolled import Kinds, Run, Shape, Source, defined, numbered
 from reference_ops.op import GRADIENT, Number
 

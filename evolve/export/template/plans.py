@@ -7,7 +7,7 @@ and what it writes must be the result; where further operations are needed, ther
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from evolve.export.template import options
-from evolve.export.template.launching import Launchable
 from evolve.export.template.unrolled import PLAIN, Run, Shape, Source, View, Written, autocast_to
 from reference_ops.op import Number
 
@@ -110,6 +109,19 @@ def overrides(x: Any) -> bool:
     """Return whether an argument replaces PyTorch's functions, as a subclass or a variable that fx traces."""
     kind = type(x)
     return kind is not Tensor and kind is not Parameter and hasattr(kind, "__torch_function__")
+
+
+class Launchable(Protocol):
+    """A kernel compiled for one workload on one device."""
+
+    def launch(self, inputs: tuple[Tensor, ...], parameters: Mapping[str, Number]) -> tuple[Tensor, ...]:
+        """Enqueue the kernel with these values of its free parameters on the current stream."""
+
+    def planned(self, sources: Sequence[Source], outputs: Sequence[Written], parameters: Mapping[str, Number]) -> Run:
+        """Return a function that enqueues the kernel for a call's tensors.
+
+        It returns the wanted output, or several in a tuple.
+        """
 
 
 class Reading(NamedTuple):
