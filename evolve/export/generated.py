@@ -75,6 +75,7 @@ from torch import Tensor as _Tensor
 from torch import dtype as _dtype
 from torch.nn import Module as _Module
 
+from ._runtime import forms as _forms
 from ._runtime import functions as _functions
 from ._runtime import layers as _layers
 from ._runtime import loading as _loading
@@ -255,7 +256,7 @@ def content(name: str, exported: Exported, digest: str) -> str:
     described = functions(exported)
     forms = families.of_ops([op.name for op, _ in exported])
     modules = {module.rpartition(".")[2]: some for module, some in forms.items()}
-    picked = [f"*_functions.named(_{module}.FORMS, {_names(some)})" for module, some in sorted(modules.items())]
+    picked = [f"*_forms.named(_{module}.FORMS, {_names(some)})" for module, some in sorted(modules.items())]
     return BODY.format(
         name=name,
         digest=digest,

@@ -5,7 +5,7 @@ it. Tensors are given as views: their leading dims beyond those of the op are fo
 are made only once a kernel is chosen.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -183,6 +183,11 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(cast(one, dtype) for one in value)
     return value
+
+
+def named(forms: Iterable[Form], names: Collection[str]) -> list[Form]:
+    """Return the forms of these names."""
+    return [form for form in forms if form.name in names]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Functions of an exported package: a kernel where one wins, and PyTorch's function of the same arguments elsewhere."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -360,11 +360,6 @@ def own(op: Op, primitive: Primitive) -> Form:
 
     result = "Tensor" if len(op.outputs) == 1 else f"tuple[{', '.join(['Tensor'] * len(op.outputs))}]"
     return Form(op.name, (op.name,), lower, pytorch, "", (), result, own=True)
-
-
-def named(forms: Iterable[Form], names: Collection[str]) -> list[Form]:
-    """Return the forms of these names."""
-    return [form for form in forms if form.name in names]
 
 
 class Functions(Mapping[str, Function]):

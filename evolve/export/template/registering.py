@@ -7,7 +7,7 @@ where a kernel is known to beat what the compiler makes of the op, because nothi
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from evolve.export.template.calls import contiguous_outputs
 from evolve.export.template.deciding import COMPILED, FOR_BACKWARD
-from evolve.export.template.dispatch import Primitive
 from evolve.export.template.folding import MOST_RANK
 from evolve.export.template.forms import Call
 from evolve.export.template.gradients import Gradients, Step, keep, left
@@ -25,6 +24,31 @@ from reference_ops.precision import TORCH_DTYPES
 
 Tensors = tuple[Tensor, ...]
 ASKS = "wins"  # the op that tells a graph whether a kernel wins: by the size of what it returns
+
+
+class Primitive(Protocol):
+    """What an opaque op calls: an op of the package, run by a kernel or by PyTorch."""
+
+    op: Op
+    gradients: Gradients
+
+    @property
+    def has_kernels(self) -> bool: ...
+
+    def run(self, views: Tensors, parameters: Mapping[str, Number], where: str) -> Tensors | None:
+        """Run a kernel, or return None where none wins."""
+
+    def pytorch(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors: ...
+
+    def loses(
+        self,
+        metas: Tensors,
+        device: torch.device,
+        parameters: Mapping[str, Number],
+        after_bytes: int,
+        learning: Collection[str],
+    ) -> str:
+        """Return why no kernel wins for tensors like these, or an empty string."""
 
 
 class Registry:
