@@ -60,7 +60,8 @@ A model in plain torch needs no change. Each of these says what it replaced and 
     with {name}.enabled() as report: ...                      # redirects the calls in a block; print(report)
     compiled = torch.compile(model, backend={name}.backend)   # redirects the calls in the graph, then Inductor
 
-`python -m {name}.selftest` compares everything with PyTorch on your machine, and says what it left out.
+`python -m {name}.selftest` compares everything with PyTorch on your machine. It ends after 45 seconds, and says what it
+left out or did not reach; `--seconds 0` takes all the time it needs.
 `{name}.nn` holds the layers, to build models with, and `{name}.optim` optimizers, AdamW and SGD.
 `{name}.graph_pass()` is the pass alone, with a `uuid`. Arrays of CuPy, JAX and others with DLPack are taken, too.
 

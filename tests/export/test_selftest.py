@@ -80,6 +80,47 @@ def test_the_exit_code_tells_whether_anything_failed(
     assert selftest.main(functions, ["sofmax"]) == 2
 
 
+def test_a_test_tells_of_each_function_as_it_goes(functions: Functions, capsys: pytest.CaptureFixture[str]) -> None:
+    assert selftest.main(functions, ["--calls", "2", "--device", "cpu", "--seconds", "0"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == ["silu", "silu_backward", "softmax"]
+    assert "passed" in lines[1]
+    assert "NOT REACHED" not in lines[-1]
+
+
+def test_a_test_whose_time_is_up_names_the_functions_that_it_did_not_reach(
+    functions: Functions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert selftest.main(functions, ["--device", "cpu", "--seconds", "1e-9"]) == 0
+    assert "NOT REACHED: 3 functions: silu, silu_backward, softmax" in capsys.readouterr().out
+
+
+def test_all_functions_are_tested_briefly_before_one_is_in_full(
+    functions: Functions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = iter([0.0, *[1.0] * 9, *[100.0] * 99])  # main, three times for each function, and the end of the time
+    monkeypatch.setattr(selftest, "monotonic", lambda: next(times))
+    monkeypatch.setattr(checks, "monotonic", lambda: 0.0)
+    assert selftest.main(functions, ["--calls", "3", "--device", "cpu", "--seconds", "50", "--check", "gradients"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("(briefly)") == 3
+    assert "tested only briefly: 3 functions" in out
+
+
+def test_a_failure_in_the_brief_round_stays_one(functions: Functions) -> None:
+    test = selftest.Test(functions, CPU, ["gradients"])
+    for outcome in (FAILED, PASSED):
+        test._keep(Result("gradients", "silu", outcome, ""))
+    assert [one.outcome for one in test.found] == [FAILED]
+
+
+def test_a_call_that_pytorch_refuses_has_no_differences(tmp_path: Path) -> None:
+    ops = primitives(["adaptive_avg_pool1d"], tmp_path, EmulatedMachine(by_reference=True))
+    form = next(form for form in forms() if form.name == "adaptive_avg_pool1d")
+    function = Functions([form], ops)["adaptive_avg_pool1d"]
+    assert not checks._differences_agree(function.form.pytorch, drawn.call(torch.randn(1, 2, 5), (None,)))
+
+
 def test_reasons_of_checks_that_are_left_out_stand_once() -> None:
     found = [Result("capture", name, LEFT_OUT, "there is no GPU") for name in ("a", "b", "c", "d", "e")]
     assert "left out, capture: a, b, c and 2 more: there is no GPU" in selftest.table(found)

@@ -4,17 +4,31 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from math import inf
+from time import monotonic
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from evolve.export.template.comparing import agree, close
+from evolve.export.template.comparing import agree, close, raises
 from evolve.export.template.dispatch import Primitive
-from evolve.export.template.drawn import DTYPES, Draw, Drawn, changed, copied, erased, learning, mapped, placed, tensors
+from evolve.export.template.drawn import (
+    DTYPES,
+    Draw,
+    Drawn,
+    changed,
+    copied,
+    emptied,
+    erased,
+    learning,
+    mapped,
+    overwritten,
+    placed,
+    tensors,
+)
 from evolve.export.template.functions import Function, Functions
 from evolve.export.template.options import options
 from evolve.export.template.recipes import RECIPES
@@ -30,6 +44,7 @@ MOST_WORKLOADS = 3  # of each kind
 MADE_TIMES = 3  # each call that asks for gradients
 LACKING = re.compile("not implemented for|view size is not compatible")  # what PyTorch says of dtypes or strides
 NO_KERNEL = "it has no kernel"
+TIME_IS_UP = "the time was up"
 
 
 class LeftOutError(Exception):
@@ -43,6 +58,12 @@ class Setting:
     device: torch.device
     calls: int
     seed: int
+    sizes: int = MOST_WORKLOADS  # of each kind
+    until: float = inf  # when the time is up, by time.monotonic()
+
+    def need_time(self) -> None:
+        if monotonic() > self.until:
+            raise LeftOutError(TIME_IS_UP)
 
 
 def drawn(function: Function, number: int) -> tuple[Drawn, torch.dtype]:
@@ -68,14 +89,14 @@ def random_calls(function: Function, setting: Setting) -> str:
                 expected = function.form.pytorch(*for_pytorch.arguments, **for_pytorch.named)
             except Exception as error:  # noqa: BLE001 - whatever PyTorch raises, the function must raise
                 if not LACKING.search(str(error)):
-                    _raises(function, given, type(error))
+                    raises(function, given, type(error))
                 continue
             ran += bool(function.explain(given.arguments, given.named).kernel)
             got = function(*given.arguments, **given.named)
         close(_exact(function, got), _exact(function, expected), dtype, tf32=_tf32(function, setting))
         close(given.arguments, for_pytorch.arguments, dtype)  # what is changed in place, as running statistics
         exact = [x.clone() for x in tensors(_exact(function, expected))]
-        _overwrite(list(tensors(got)), list(tensors(expected)), list(tensors(for_pytorch.arguments)))
+        overwritten(list(tensors(got)), list(tensors(expected)), list(tensors(for_pytorch.arguments)))
         close(given.arguments, for_pytorch.arguments, dtype)  # results have memory of their own, if PyTorch's have
         changed(given, erased)  # the next call must read nothing of this one
         with torch.no_grad():
@@ -83,15 +104,6 @@ def random_calls(function: Function, setting: Setting) -> str:
         close(_exact(function, got), exact, dtype, tf32=_tf32(function, setting))
         done += 1
     return f"{ran} of {done} calls by kernels"
-
-
-def _overwrite(ours: list[Tensor], theirs: list[Tensor], arguments: list[Tensor]) -> None:
-    """Overwrite results in place, except those that are a view of an argument with PyTorch, too."""
-    places = {x.untyped_storage().data_ptr() for x in arguments}
-    for out, exact in zip(ours, theirs, strict=True):
-        if exact.untyped_storage().data_ptr() not in places:
-            with suppress(RuntimeError):  # elements of some results share a place
-                out.zero_()
 
 
 def gradients(function: Function, setting: Setting) -> str:
@@ -164,14 +176,14 @@ def empty_inputs(function: Function, setting: Setting) -> str:
         first = next(tensors(given.arguments), None)
         if first is None or not first.dim():
             continue
-        emptied = Drawn(mapped(given.arguments, partial(_emptied, first)), given.named)
+        empty = Drawn(mapped(given.arguments, partial(emptied, first)), given.named)
         with torch.no_grad():
             try:
-                expected = function.form.pytorch(*emptied.arguments, **emptied.named)
+                expected = function.form.pytorch(*empty.arguments, **empty.named)
             except Exception as error:  # noqa: BLE001 - whatever PyTorch raises, the function must raise
-                _raises(function, emptied, type(error))
+                raises(function, empty, type(error))
                 continue
-            close(function(*emptied.arguments, **emptied.named), expected, dtype)
+            close(function(*empty.arguments, **empty.named), expected, dtype)
     return ""
 
 
@@ -202,7 +214,7 @@ def _differences_agree(function: Callable[..., Any], given: Drawn) -> bool:
     steps: dict[str, Any] = {"eps": STEP, "atol": 2e-2, "rtol": 5e-2, "nondet_tol": 1e-3}
     try:
         return torch.autograd.gradcheck(called, learned, **steps, raise_exception=False, fast_mode=True)
-    except (RuntimeError, ValueError):  # nothing to differentiate
+    except (RuntimeError, TypeError, ValueError):  # nothing to differentiate, or refused
         return False
 
 
@@ -219,6 +231,7 @@ def every_kernel(primitive: Primitive, setting: Setting) -> str:
     for shipped in primitive.entry.kernels:
         with options(pin={primitive.op.name: shipped.id}):
             for workload in _workloads(primitive.op, setting):
+                setting.need_time()
                 inputs, parameters = _at(primitive.op, workload, setting)
                 found = primitive.explain(inputs, parameters)
                 _compared(primitive, inputs, parameters, workload)
@@ -252,11 +265,10 @@ def _repeated(primitive: Primitive, inputs: tuple[Tensor, ...], parameters: dict
 
 def _workloads(op: Op, setting: Setting) -> list[Workload]:
     """Return sizes of every kind at which an op is tested: awkward, small, and on a GPU those of models."""
-    listed = [*op.awkward[:MOST_WORKLOADS], *op.emulated[:MOST_WORKLOADS]]
-    if setting.device.type == "cuda":
-        fitting = [one for one in op.gpu if op.largest_tensor(one) <= MOST_ELEMENTS]
-        listed += sorted(fitting, key=op.largest_tensor, reverse=True)[:MOST_WORKLOADS]
-    return listed
+    fitting = sorted((w for w in op.gpu if op.largest_tensor(w) <= MOST_ELEMENTS), key=op.largest_tensor, reverse=True)
+    large = fitting[: setting.sizes] if setting.device.type == "cuda" else ()
+    small = () if large and setting.sizes == 1 else op.emulated[: setting.sizes]
+    return [*large, *op.awkward[: setting.sizes], *small]
 
 
 def another_stream(primitive: Primitive, setting: Setting) -> str:
@@ -325,20 +337,9 @@ def opaque_op(functions: Functions, primitive: Primitive, setting: Setting) -> s
 
 def _calls(function: Function, setting: Setting) -> Iterator[tuple[Drawn, torch.dtype]]:
     for number in range(setting.seed, setting.seed + setting.calls):
+        setting.need_time()
         given, dtype = drawn(function, number)
         yield changed(given, partial(placed, device=setting.device)), dtype
-
-
-def _emptied(first: Tensor, x: Tensor) -> Tensor:
-    return x[:0] if x is first else x
-
-
-def _raises(function: Function, given: Drawn, kind: type[Exception]) -> None:
-    try:
-        function(*given.arguments, **given.named)
-    except kind:
-        return
-    raise AssertionError(f"PyTorch raises a {kind.__name__}, the function does not")
 
 
 def _exact(function: Function, result: Any) -> Any:

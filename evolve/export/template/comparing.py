@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evolve.export.template.drawn import tensors
+from evolve.export.template.drawn import Drawn, tensors
 
 FP8_STEP, FP8_LEAST = 2**-2, 2**-9  # one step of the coarser type, and the least number of the finer one
 
@@ -45,3 +45,12 @@ def _is_as_close(out: Tensor, theirs: Tensor, exact: Tensor) -> bool:
         return torch.equal(out, theirs)
     ours, usual = (float((x.double() - exact)[x.isfinite()].abs().max()) for x in (out, theirs))
     return ours <= 2 * usual + torch.finfo(out.dtype).eps * float(exact.abs().max())
+
+
+def raises(function: Callable[..., Any], given: Drawn, kind: type[Exception]) -> None:
+    """Raise an AssertionError unless a call raises this kind of error, as PyTorch does."""
+    try:
+        function(*given.arguments, **given.named)
+    except kind:
+        return
+    raise AssertionError(f"PyTorch raises a {kind.__name__}, the function does not")

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,3 +135,17 @@ def placed(x: Tensor, device: torch.device) -> Tensor:
     """Return a tensor on a device as it lies in memory: with its strides and its offset."""
     whole = torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage())
     return whole.to(device, copy=True).as_strided(x.shape, x.stride(), x.storage_offset())
+
+
+def overwritten(ours: list[Tensor], theirs: list[Tensor], arguments: list[Tensor]) -> None:
+    """Overwrite results in place, except those that are a view of an argument with PyTorch, too."""
+    places = {x.untyped_storage().data_ptr() for x in arguments}
+    for out, exact in zip(ours, theirs, strict=True):
+        if exact.untyped_storage().data_ptr() not in places:
+            with suppress(RuntimeError):  # elements of some results share a place
+                out.zero_()
+
+
+def emptied(first: Tensor, x: Tensor) -> Tensor:
+    """Return no rows of a tensor if it is the first one."""
+    return x[:0] if x is first else x

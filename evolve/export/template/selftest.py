@@ -3,17 +3,21 @@
 import argparse
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from math import inf
+from time import monotonic
 
 import torch
 
-from evolve.export.template.checks import OF_FUNCTIONS, OF_KERNELS, OPAQUE, LeftOutError, Setting, opaque_op
+from evolve.export.template.checks import OF_FUNCTIONS, OF_KERNELS, OPAQUE, TIME_IS_UP, LeftOutError, Setting, opaque_op
+from evolve.export.template.dispatch import Primitive
 from evolve.export.template.functions import Functions
 
 PASSED, FAILED, LEFT_OUT = "passed", "failed", "left out"
 CHECKS = (*OF_FUNCTIONS, *OF_KERNELS, OPAQUE)
+SECONDS = 45  # by default, so that all ends within a minute
+BRIEF_CALLS = 2  # random calls of each function in the first round
 
 
 @dataclass(frozen=True)
@@ -36,19 +40,84 @@ def _tried(check: str, subject: str, run: Callable[[], str]) -> Result:
 def results(
     functions: Functions, names: Sequence[str], setting: Setting, checks: Collection[str] = CHECKS
 ) -> Iterator[Result]:
-    """Yield the result of these checks of functions and their kernels."""
-    for check, of_function in OF_FUNCTIONS.items():
-        if check in checks:
-            for name in names:
+    """Yield the result of these checks of functions and their kernels, one function after the other."""
+    done: set[str] = set()
+    for name in names:
+        for check, of_function in OF_FUNCTIONS.items():
+            if check in checks:
                 yield _tried(check, name, partial(of_function, functions[name], setting))
-    primitives = dict(chain.from_iterable(functions[name].primitives.items() for name in names))
+        for op, primitive in functions[name].primitives.items():
+            if op not in done:
+                yield from _of_kernels(functions, primitive, setting, checks)
+            done.add(op)
+
+
+def _of_kernels(
+    functions: Functions, primitive: Primitive, setting: Setting, checks: Collection[str]
+) -> Iterator[Result]:
     for check, of_kernel in OF_KERNELS.items():
         if check in checks:
-            for name, primitive in primitives.items():
-                yield _tried(check, name, partial(of_kernel, primitive, setting))
+            yield _tried(check, primitive.op.name, partial(of_kernel, primitive, setting))
     if OPAQUE in checks:
-        for name, primitive in primitives.items():
-            yield _tried(OPAQUE, name, partial(opaque_op, functions, primitive, setting))
+        yield _tried(OPAQUE, primitive.op.name, partial(opaque_op, functions, primitive, setting))
+
+
+class Test:
+    """A test of functions within a time: all of them briefly at first, then each of them in full."""
+
+    def __init__(self, functions: Functions, setting: Setting, checks: Collection[str]) -> None:
+        self._functions = functions
+        self._setting = setting
+        self._checks = checks
+        self._found: dict[tuple[str, str], Result] = {}
+        self.reached: set[str] = set()
+        self.finished: set[str] = set()
+
+    @property
+    def found(self) -> list[Result]:
+        """The results, of each check of a function or an op the worst one."""
+        return list(self._found.values())
+
+    def run(self, names: Sequence[str], told: Callable[[str], None]) -> None:
+        """Run the checks until the time is up. `told` gets a line for each function."""
+        brief = replace(self._setting, calls=min(BRIEF_CALLS, self._setting.calls), sizes=1)
+        slow = {OPAQUE} if len(self._checks) > 1 else set()  # PyTorch's own test of an op takes longer than all others
+        rounds = [(brief, {*self._checks} - slow, self.reached), (self._setting, {*self._checks}, self.finished)]
+        for setting, checks, done in rounds if self._setting.until < inf else rounds[1:]:
+            for name in sorted(names, key=self._has_no_kernel):
+                started = monotonic()
+                if started > setting.until:
+                    return
+                found = list(results(self._functions, [name], setting, checks))
+                for one in found:
+                    self._keep(one)
+                if monotonic() <= setting.until:
+                    done.add(name)
+                told(_line(name, found, monotonic() - started, is_brief=setting is brief))
+
+    def _has_no_kernel(self, name: str) -> bool:
+        return not any(one.entry.kernels for one in self._functions[name].primitives.values())
+
+    def _keep(self, one: Result) -> None:
+        before = self._found.get((one.check, one.subject))
+        if before is None or (before.outcome != FAILED and one.detail != TIME_IS_UP):
+            self._found[one.check, one.subject] = one
+
+
+def _line(name: str, found: Sequence[Result], seconds: float, *, is_brief: bool) -> str:
+    outcomes = [one.outcome for one in found]
+    counts = ", ".join(f"{outcomes.count(one)} {one}" for one in (PASSED, FAILED, LEFT_OUT) if one in outcomes)
+    return f"{name:<32}{seconds:6.1f} s  {counts}{' (briefly)' if is_brief else ''}"
+
+
+def _unreached(names: Sequence[str], test: Test) -> Iterator[str]:
+    """Yield what to say of functions for which there was no time."""
+    missing = [name for name in names if name not in test.reached | test.finished]
+    brief = [name for name in names if name not in {*missing, *test.finished}]
+    if missing:
+        yield f"NOT REACHED: {len(missing)} functions: {', '.join(missing)}"
+    if brief:
+        yield f"tested only briefly: {len(brief)} functions; --seconds 0 tests all in full"
 
 
 def table(found: Sequence[Result]) -> str:
@@ -74,6 +143,9 @@ def main(functions: Functions, arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Test this package on this machine, against PyTorch.")
     parser.add_argument("functions", nargs="*", help="functions to test [default: all]")
     parser.add_argument("--calls", type=int, default=8, help="random calls of each function [default: 8]")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help=f"stop after this time; 0: no limit [default: {SECONDS}]"
+    )
     parser.add_argument("--seed", type=int, default=0, help="number of the first random call")
     parser.add_argument("--device", help="such as cpu or cuda:1 [default: cuda where there is a GPU]")
     parser.add_argument("--check", action="append", choices=CHECKS, help="only this check; may be repeated")
@@ -82,11 +154,18 @@ def main(functions: Functions, arguments: Sequence[str] | None = None) -> int:
         print(f"there is no `{unknown[0]}` in this package")
         return 2
     device = torch.device(given.device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
-    setting = Setting(device, given.calls, given.seed)
+    setting = Setting(device, given.calls, given.seed, until=monotonic() + given.seconds if given.seconds else inf)
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU: kernels cannot run"
-    print(f"{len(given.functions or functions)} functions on {card}, PyTorch {torch.__version__}")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch's, about calls that only a test makes
-        found = list(results(functions, given.functions or list(functions), setting, given.check or CHECKS))
-    print(table(found))
-    return int(any(one.outcome == FAILED for one in found))
+    names = given.functions or list(functions)
+    print(f"{len(names)} functions on {card}, PyTorch {torch.__version__}", flush=True)
+    test = Test(functions, setting, given.check or CHECKS)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)  # several would wait for each other, as the tensors are small
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch's, about calls that only a test makes
+            test.run(names, partial(print, flush=True))
+    finally:
+        torch.set_num_threads(threads)
+    print("\n".join([table(test.found), *_unreached(names, test)]))
+    return int(any(one.outcome == FAILED for one in test.found))
