@@ -121,7 +121,7 @@ def op_label(op: str, characters: int) -> str:
 
 
 def labels(label: str, op: str) -> bool:
-    """Return whether the label in a decoded id stands for this op."""
+    """Return whether the label in a decoded id is that of this op."""
     return label == op or (len(op) > len(label) >= MIN_LABEL and label == op_label(op, len(label)))
 
 

@@ -69,7 +69,7 @@ def _padded_copy(damaged: Path, folder: Path) -> Path:
         header = file.read(HEADER_BYTES)
         if header.startswith(MAGIC) and len(header) == HEADER_BYTES:
             size, pages = int.from_bytes(header[16:18]), int.from_bytes(header[28:32])
-            whole = (65536 if size == 1 else size) * pages  # 1 stands for a size that two bytes cannot hold
+            whole = (65536 if size == 1 else size) * pages  # 1 means 65536, which two bytes cannot hold
             if copy.stat().st_size < whole <= MOST_BYTES:
                 file.truncate(whole)
     return copy

@@ -68,7 +68,7 @@ class Store(Protocol):
         """Add the records, all or none of them, and return how many were new."""
 
     def find(self, kind: type[R], op: str = "", **filters: Unpack[Filters]) -> list[R]:
-        """Return the records of a kind that pass every filter, oldest first. An empty `op` stands for every op."""
+        """Return the records of a kind that pass every filter, oldest first. An empty `op` means every op."""
 
     def count(self, kind: type[R], by: str, op: str = "", **filters: Unpack[Filters]) -> dict[str, int]:
         """Return how many records pass every filter, by `op`, `device` or `outcome`."""

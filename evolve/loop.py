@@ -38,7 +38,7 @@ def evolve(
         while not ended:
             spent, ended = yield from one_round(search, spent, proposer, engine, view)
             if ended is Ended.NOTHING and search.share.others_work(view, search.deadline):
-                ended = search.over(view, spent)  # go on with what follows from the verdicts of others
+                ended = search.over(view, spent)  # the verdicts of others may lead to new proposals
             if ended:
                 yield from confirm(search.locator, engine, view, search.share)
             if ended is Ended.LIGHT:  # go on if the fast champion has failed its confirmation

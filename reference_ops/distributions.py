@@ -157,7 +157,7 @@ def _vast(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def _far_below(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw numbers far below zero, and below any number that stands for -inf: no running maximum may begin there."""
+    """Draw numbers far below zero, and below all that models use for -inf: no running maximum may begin there."""
     far = FAR_BELOW_IN_FLOAT16 if tensor.dtype == torch.float16 else FAR_BELOW
     _normal(tensor, generator).abs_().add_(1).mul_(-far)
 

@@ -266,7 +266,7 @@ def _free_sizes(op: Op) -> dict[str, tuple[int, int]]:
 
 
 def _small_pairs(op: Op, free: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, int]]:
-    """Yield each small size of each name; a parameter that is no dim stays within what is listed."""
+    """Yield each small size of each name; a parameter that is not a dim stays within what is listed."""
     for name, (least, most) in free.items():
         yield from ((name, size) for size in range(max(least, name in dims_of(op)), min(most, MOST_SMALL) + 1))
 

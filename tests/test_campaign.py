@@ -139,7 +139,7 @@ class TwoCards(FakeEngine):
         incoming, held, ended = iter(jobs), deque[Job](), False
         while True:
             while len(held) < self.cards and not ended:
-                job = next(incoming, self)  # the engine itself stands for the end
+                job = next(incoming, self)  # `self` if there are no more jobs
                 ended = job is self
                 if not isinstance(job, Job):
                     break

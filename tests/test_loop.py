@@ -120,7 +120,7 @@ def test_the_run_keeps_its_number_of_tries(store: SqliteStore) -> None:
     assert len(engine.evaluated) == 2
 
 
-def test_a_model_that_writes_no_kernel_ends_the_run_although_that_is_no_evaluation(
+def test_a_model_that_writes_no_kernel_ends_the_run_although_that_is_not_an_evaluation(
     store: SqliteStore,
 ) -> None:
     events = list(evolve(search(tries=20), [], OnlyFailures(), engine_by_threads(), store))

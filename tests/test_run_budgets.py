@@ -108,7 +108,7 @@ def test_a_killed_run_spends_exactly_the_rest_when_it_is_resumed(store: SqliteSt
     assert spent(store).tokens == 20 * PRICE.tokens
 
 
-def test_replies_without_a_kernel_are_no_evaluations_and_end_the_run_if_there_is_nothing_else(
+def test_replies_without_a_kernel_do_not_count_as_evaluations_and_end_the_run_if_there_is_nothing_else(
     store: SqliteStore,
 ) -> None:
     assert run(store, Budget(evals=12), PricedModel(prose=True), timed_engine()) is Ended.NOTHING

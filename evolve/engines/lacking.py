@@ -124,7 +124,7 @@ class LackingBaselines:
         return None
 
     def end_timing(self, place: Place, result: TimingResult | None) -> Iterator[Evaluation]:
-        """Yield the evaluations that are complete with these times. None stands for a worker that has ended.
+        """Yield the evaluations that are complete with these times. None means that the worker has ended.
 
         Raises UserError if the op cannot be judged at this workload.
         """

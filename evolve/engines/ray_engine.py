@@ -162,7 +162,7 @@ class RayEngine:
         ended = False
         while any(slot.free > 0 for slot in self._slots):
             if not self._waiting:
-                job = next(incoming, self)  # the engine itself stands for the end
+                job = next(incoming, self)  # `self` if there are no more jobs
                 if job is self or job is None:
                     ended = job is self
                     break

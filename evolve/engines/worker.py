@@ -153,7 +153,7 @@ class _Shared:
     compile_bound: Callable[[Bound], CompileResult]
 
     def compile(self, bound: Bound) -> CompileResult:
-        """Compile for one workload; if another worker has begun to, wait for what it leaves in the folder."""
+        """Compile for one workload; if another worker has begun to, wait for its file in the folder."""
         waiting_until = time.monotonic() + SHARED_COMPILATION
         while self._begun_elsewhere(bound) and time.monotonic() < waiting_until:
             if self._mark(bound, "ended").exists():

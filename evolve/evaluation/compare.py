@@ -95,7 +95,7 @@ def clearly_right(results: Results, tolerance: Tolerance, sums: Sums, passes: Er
 def right_in_turn(results: Results, tolerance: Tolerance, sums: Sequence[Sums]) -> list[Comparison | None]:
     """Compare a small output of which row i belongs to group i modulo their number, as `compared` would each group.
 
-    All groups together take as many operations as one. None stands for a group that is not finite and right by the
+    All groups together take as many operations as one. None means that a group is not finite and right by the
     strictest of these rules.
     """
     if not _same_shapes(results):
@@ -187,10 +187,10 @@ def _with_infinities(
 ) -> Comparison:  # fmt: skip
     """Require NaN and infinities exactly where the float64 result has them, and compare the rest as usual.
 
-    If inputs are infinite, an infinity may stand for NaN: the order of operations decides which of them comes out. Not
-    where NaN is among the inputs too and would come out without the infinities. The reverse holds only where NaN
-    spreads anyway, as in the mean of a row that is normalised.
-    An infinite weight may make NaN of what depends on it, as where it is multiplied by the mean first.
+    If inputs are infinite, an infinity may come out in place of NaN, because that depends on the order of operations.
+    This does not hold where NaN among the inputs would also come out without the infinities. NaN in place of an
+    infinity is right only where NaN spreads anyway, as in the mean of a row that is normalised.
+    Results that depend on an infinite weight may be NaN: a kernel may multiply the weight by the mean first.
     NaN that comes from a product with zero may be missing, because a kernel need not multiply by zero.
     """
     if (found := _alike_throughout(actual, pytorch, expected, tolerance, scale, not_finite)) is not None:

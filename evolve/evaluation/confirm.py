@@ -286,7 +286,7 @@ def _differ(some: torch.Tensor, others: torch.Tensor) -> bool:
 
 
 def _judge(inspector: Inspector, expected: Truth, index: int, actual: torch.Tensor, workload: Workload) -> None:
-    """Judge some rows of an output; where they are fewer than the expected ones, PyTorch's stand for the others."""
+    """Judge some rows of an output; where they are fewer than the expected ones, the others are PyTorch's."""
     if len(actual) < len(expected.pytorch[index]):
         whole = expected.pytorch[index].clone()
         whole[: len(actual)] = actual

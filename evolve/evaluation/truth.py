@@ -30,9 +30,9 @@ NEAR = 2.0**-20  # 16 roundings of float32
 MOST_AT_ONCE = 2**27  # elements that are compared at once
 OTHER_DRAWS = 16  # enough that results are not zero in all of them by chance
 SAME = 1e-9  # relative difference of float64 results that differ in the order of additions alone
-STAND_INS = (500.0, -300.0)  # sizes of the numbers that stand for those that are not finite
+STAND_INS = (500.0, -300.0)  # numbers that replace those that are not finite
 PRODUCTS_IN_TURN = 12  # up to this many products added one after the other are no less exact than rounding the inputs
-# Values among which are infinities: then an infinity may stand for NaN.
+# Values among which are infinities: then an infinity may come out in place of NaN.
 WITH_INFINITIES = (INFINITE, MINUS_INF, CLASHING, SAVED_INFINITE, INFINITE_WEIGHTS, *MEETING)
 Rows = slice | EllipsisType  # the index of some rows of an output, which may have no dims
 
@@ -149,7 +149,7 @@ class Truth:
 
     @cached_property
     def _of_nan_alone(self) -> tuple[torch.Tensor, ...]:
-        """Where results are NaN even if numbers stand for the infinities."""
+        """Where results are NaN even if the infinities are replaced by numbers."""
         finite = {name: _without_infinities(values, seed) for (name, values), seed in self._stand_ins()}
         return tuple(_is_nan(result) for result in self.op.call_in_float64(finite, self.workload))
 

@@ -153,8 +153,8 @@ def _compilers(wanted: Iterable[tuple[str, str]], watch: Watch) -> Iterator[Imag
     """Begin to compile these texts, for their architectures, in processes of their own, as NVRTC takes no advantage of
     threads. Yield what returns the cubin of a text, and waits for it.
 
-    What the cache on disk holds is not compiled again. A few texts are compiled here: the processes take as long to
-    start.
+    What the cache on disk holds is not compiled again. A few texts are compiled in this process, because
+    others would take as long to start.
     """
     new = [one for one in dict.fromkeys(wanted) if cubins.remembered(*one) is None]
     try:

@@ -150,7 +150,7 @@ class Renderer:
 
 
 def _qualities(view: RunComparison, axis: str) -> Markup:
-    """Return the best so far of both runs over what they had spent by then; nothing if neither spent any of it."""
+    """Return a plot of the best ratio of both runs by what was spent; empty if neither spent any of it."""
     lines = [
         Line(side.run.id, [(float(getattr(one.spent, axis)), one.best) for one in side.qualities])
         for side in view.sides

@@ -212,7 +212,7 @@ async def changes(pages: Pages, ending: Callable[[], bool] = lambda: False) -> A
 
 
 def listening(port: int) -> socket.socket:
-    """Return a socket that listens on the loopback address. Port 0 stands for any free port."""
+    """Return a socket that listens on the loopback address. Port 0 means any free port."""
     found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -81,7 +81,7 @@ class _Scale:
 
 
 def element(tag: str, *children: object, **attributes: object) -> Markup:
-    """Return an element. `_` in attribute names stands for `-`, and a trailing one is dropped."""
+    """Return an element. `_` in attribute names becomes `-`, and a trailing one is dropped."""
     given = "".join(
         [
             f' {name.rstrip("_").replace("_", "-")}="{_shown(value)}"'

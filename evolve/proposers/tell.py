@@ -90,7 +90,7 @@ def unassigned(files: tuple[Path, ...]) -> tuple[str, ...]:
 
 
 def places_of(files: tuple[Path, ...], label: str) -> tuple[str, ...]:
-    """Return the files, and the lines of batches, that hold kernels or replies for the op that `label` stands for."""
+    """Return the files, and the lines of batches, that hold kernels or replies for the op with this `label`."""
     found: dict[str, list[int]] = {}
     for entry in _entries(files):
         if label == (entry.custom_id.op if entry.custom_id else entry.named_op or entry.default_op):

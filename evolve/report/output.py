@@ -53,7 +53,7 @@ def _is_number(text: str) -> bool:
 def paged(output: Console) -> Iterator[None]:
     """Show what is printed meanwhile in a pager if it does not fit the screen of a terminal.
 
-    The pager is PAGER, or less; an empty PAGER stands for none.
+    The pager is $PAGER, or `less`. If PAGER is empty, there is no pager.
     """
     pager = os.environ.get("PAGER", PAGER)
     if not output.is_terminal or not sys.stdin.isatty() or not pager or not shutil.which(pager.split()[0]):

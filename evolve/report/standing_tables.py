@@ -64,7 +64,7 @@ def print_standing(
 
 
 def of_dtype(standing: Standing, dtype: str) -> Standing:
-    """Return the standing with the champions of one dtype only; an empty dtype stands for all."""
+    """Return the standing with the champions of one dtype only; an empty dtype means all."""
     kept = tuple(one for one in standing.champions if not dtype or dtype in one.workload.split())
     return replace(standing, champions=kept)
 

@@ -131,7 +131,7 @@ def _plain(expression: Expression) -> str:
 
 @lru_cache(maxsize=100)
 def _tokens(source: str) -> Sequence[str]:
-    """Return the tokens of the source. GAP stands for a blank that matters, and EDGE encloses each directive."""
+    """Return the tokens of the source. GAP marks a blank that matters, and EDGE encloses each directive."""
     kept: list[str] = []
     blank = directive = False
     line_begins = True

@@ -125,7 +125,7 @@ class Lessons:
     def sentences(self, *, timed: bool = True) -> tuple[str, ...]:
         """Return the most important sentences first: what helped, the best knobs, what harmed, why kernels fail, ...
 
-        Without `timed`, those that rest on times are left out: a gain on the emulator is none on a GPU.
+        Without `timed`, those from times are left out: a gain on the emulator says nothing about a GPU.
         """
         for family in self._changed:
             self._effects.pop(family, None)

@@ -169,6 +169,6 @@ backward = Op(
     valid=lambda known: 0 <= known["label_smoothing"] < 1,
     flops=lambda dims: 4 * dims["rows"] * dims["vocab"],
     # The default factor suffices: everything is in float32 and rounded once. There is no float16: divided by so many
-    # rows, most gradients would be below its least number.
+    # rows, most gradients would be below its smallest number.
 )
 ops = (forward, backward)

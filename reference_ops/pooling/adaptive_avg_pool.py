@@ -72,7 +72,7 @@ AWKWARD = {
         *rotated("bfloat16 float16", at(1, 2, 3, 5, 31), at(2, 1, 5, 7, 11), od=2, oh=3, ow=5),
     ),
 }
-# Divided by the size of a window, tiny numbers are so near float16's least number that few digits are left.
+# Divided by the size of a window, tiny numbers are so near float16's smallest number that few digits are left.
 DIVISIBLE = tuple(name for name in COMMON if name != "tiny")
 NOTE = (
     "Along an axis of `size` the window of output o of `count` is floor(o * size / count) up to, not including, "

@@ -20,7 +20,7 @@ def of_torch(x: torch.Tensor, bins: int) -> torch.Tensor:
 
 
 def on_edges(inputs: Tensors, generator: torch.Generator, known: Mapping[str, int]) -> None:
-    """Draw the least number of each bin, as float32 rounds it, and numbers just outside."""
+    """Draw the smallest number of each bin, as float32 rounds it, and numbers just outside."""
     x = inputs["x"]
     chosen = torch.randint(-1, known["bins"] + 2, x.shape, generator=generator, device=x.device)
     x.copy_(chosen / known["bins"])

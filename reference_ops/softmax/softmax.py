@@ -6,7 +6,7 @@ from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, w
 from reference_ops.precision import wide
 
 # What all gradients of a row have in common cancels and leaves only rounding, so no "shifted" and no "constant".
-# "tiny" gradients times a probability are below float16's least number.
+# "tiny" gradients times a probability are below float16's smallest number.
 OF_GRADIENTS = (*(name for name in COMMON if name not in ("shifted", "constant", "tiny")), "masked")
 
 

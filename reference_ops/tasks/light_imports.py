@@ -53,7 +53,7 @@ def _not_disabled(function: object, *_args: object, **_options: object) -> objec
 
 
 class _NoExpression:
-    """Stand-in for the class of symbolic expressions, of which no size is an instance."""
+    """Stand-in for the class of symbolic expressions. No size is an instance of it."""
 
 
 def _number(value: Any) -> Any:

@@ -142,7 +142,7 @@ def _resized(value: torch.Tensor, shape: list[int], drawn: str) -> torch.Tensor:
 
 
 def _checked(case: Case) -> Case:
-    """Compute a small case, because an index may be too large for a smaller table, which no shape shows."""
+    """Compute a small case: an index may be too large for a smaller table, and shapes do not show that."""
     found = traced(case)
     if fits(found) and not found.drawn_inside:
         with torch.no_grad(), OnDevice("cpu"), seeded("cpu"):

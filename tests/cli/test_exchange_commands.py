@@ -254,7 +254,7 @@ def test_a_damaged_archive_is_recovered_into_a_new_one(archive: Path, capsys: Ca
     assert (code, "exists already" in errors, "--out" in errors) == (2, True, True)
 
 
-def test_nothing_is_recovered_from_a_file_that_is_no_archive(capsys: Capture, tmp_path: Path) -> None:
+def test_nothing_is_recovered_from_a_file_that_is_not_an_archive(capsys: Capture, tmp_path: Path) -> None:
     (tmp_path / "words.db").write_text("words" * 999)
     code, _, errors = evolve(capsys, "recover", "--archive", tmp_path / "words.db")
     assert (code, "nothing can be read" in errors) == (2, True)

@@ -137,7 +137,7 @@ def test_on_another_gpu_a_lost_champion_is_left_to_pytorch_without_a_regression(
 
 
 @pytest.mark.usefixtures("archive")
-def test_a_gpu_that_cannot_run_a_kernel_is_no_regression(verify: Verify) -> None:
+def test_a_gpu_that_cannot_run_a_kernel_is_not_a_regression(verify: Verify) -> None:
     code, found = verify(giving({}, OTHER_GPU, {BEST.id: Outcome.UNSUPPORTED}), "softmax")
     assert (code, set(results(found).values())) == (0, {"refused"})
 
@@ -214,7 +214,7 @@ def test_the_kernels_of_a_package_are_verified(tmp_path: Path, archive: Path, ve
     assert len(found["rows"]) == len(workloads)
 
 
-def test_a_package_from_another_gpu_is_no_regression(tmp_path: Path, archive: Path, verify: Verify) -> None:
+def test_a_package_from_another_gpu_is_not_a_regression(tmp_path: Path, archive: Path, verify: Verify) -> None:
     folder = tmp_path / "made"
     folder.mkdir()
     exported(folder, "softmax")

@@ -81,7 +81,7 @@ def test_a_race_is_an_error() -> None:
     assert "Read access at test_entry+0x190 in kernel.cu:11" in found.report
 
 
-def test_an_error_of_the_tool_itself_is_none_of_the_kernel() -> None:
+def test_an_error_of_the_tool_itself_is_not_an_error_of_the_kernel() -> None:
     found = judged("synccheck", UNSUPPORTED, "", finished=True)
     assert found.errors is None
     assert "Device not supported" in found.report

@@ -1,4 +1,4 @@
-"""Several cards of one device, such as GPUs: all of them evaluate, and the first stands for the device."""
+"""Several cards of one device, such as GPUs: all evaluate; the first one also confirms, profiles and times PyTorch."""
 
 import time
 from collections.abc import Iterator

@@ -110,7 +110,7 @@ def test_processes_that_a_file_starts_end_with_the_trial(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("limit", ["soon", "-1", "0", "inf", "nan"])
-def test_a_limit_that_is_no_number_of_seconds_is_refused(
+def test_a_limit_that_is_not_a_number_of_seconds_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     monkeypatch.setenv(trial.LIMIT_VARIABLE, limit)

@@ -84,7 +84,7 @@ def test_a_kernel_for_which_memory_never_suffices_is_not_tried_for_ever(
         lacking_memory(3, tmp_path, monkeypatch)
 
 
-def test_memory_that_other_processes_hold_is_no_fault_of_the_kernel() -> None:
+def test_memory_that_other_processes_hold_is_not_the_fault_of_the_kernel() -> None:
     device = ScriptedDevice(tools=Tools(memory_bytes=80 * 2**30, free_bytes=lambda: 2**30))
     with pytest.raises(RuntimeError, match=r"other processes hold .*1\.0 of 80 GiB are free"):
         worker._require_memory(Evaluator(device, lambda _: None))

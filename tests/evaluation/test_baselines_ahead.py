@@ -113,7 +113,7 @@ def test_nothing_is_compiled_where_measurements_cannot_be_stopped(
 
 
 @pytest.mark.usefixtures("benchmarker")
-def test_a_compiler_that_fails_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_fails_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, Compiler(lambda: torch.empty(-1)))
     assert not baselines.compile_ahead(COMPILE, OP, WORKLOAD, "cpu")
 

@@ -58,7 +58,9 @@ def images(*shape: int) -> Tensor:
 
 @pytest.mark.parametrize("bias", [None, torch.randn(5)], ids=["", "with a bias"])
 @pytest.mark.parametrize("last", [(True, True), (True, False), (False, True)], ids=["both", "images", "weight"])
-def test_they_agree_with_pytorch_and_stay_so(package: Package, last: tuple[bool, bool], bias: Tensor | None) -> None:
+def test_results_and_strides_are_those_of_pytorch(
+    package: Package, last: tuple[bool, bool], bias: Tensor | None
+) -> None:
     given = [images(2, 3, 7, 6), images(5, 3, 3, 2)]
     x, weight = (one if is_last else one.contiguous() for one, is_last in zip(given, last, strict=True))
     expected = functional.conv2d(x, weight, bias, 2, 2)

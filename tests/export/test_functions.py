@@ -263,7 +263,7 @@ def test_a_kernel_with_tensor_maps_reads_tensors_wherever_they_begin_and_refuses
     kernel = next(one for one in library.shipped("gemm") if one.plan.tensor_maps)
     primitive = Primitive(op, winning(op, kernel, tmp_path), tmp_path, machine)
     matmul = Function(FORMS["matmul"], {"gemm": primitive})
-    for shift, size in ((0, 40), (0, 40), (1, 40), (8, 40), (0, 36)):  # 72 bytes are no stride of a tensor map
+    for shift, size in ((0, 40), (0, 40), (1, 40), (8, 40), (0, 36)):  # a tensor map cannot have a stride of 72 bytes
         whole = torch.randn(24 * size + shift, dtype=torch.float32).bfloat16()
         a, b = whole[shift:].reshape(24, size), torch.randn(size, 16).bfloat16()
         torch.testing.assert_close(matmul(a, b), a @ b, rtol=2e-2, atol=2e-2)

@@ -370,8 +370,10 @@ def test_autocast_within_a_model_gives_what_it_gives_without_the_pass(known: Fun
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=6e-2)
 
 
-def test_an_op_without_a_gradient_is_left_where_one_is_asked_for(known: Functions, machine: EmulatedMachine) -> None:
-    """Also where what asks is no input of the graph."""
+def test_an_op_without_a_gradient_stays_with_pytorch_where_one_is_asked_for(
+    known: Functions, machine: EmulatedMachine
+) -> None:
+    """Also where the tensor that asks for a gradient is not an input of the graph."""
     run, graph_pass = compiled(lambda x: torch.topk(2 * x, 2).values.sum(), known)
     x = torch.randn(3, 5)
     run(x)

@@ -205,7 +205,7 @@ def test_a_log_has_a_line_per_confirmation(tmp_path: Path) -> None:
     assert "failed its confirmation: unsafe: it is wrong" in failure
 
 
-def test_an_answer_in_words_that_was_asked_for_is_no_failure_on_the_display(tmp_path: Path) -> None:
+def test_an_answer_in_words_that_was_asked_for_is_not_a_failure_on_the_display(tmp_path: Path) -> None:
     watching = Watcher("softmax", GPU, open_archive(tmp_path / "a.db"), Phases())
     take(watching, replace(failed_reply("1. one"), operator="designs", failure=""))
     assert watching.progress().failures == ()

@@ -140,7 +140,7 @@ def test_skipped_workloads_stand_where_the_other_kernels_have_them() -> None:
     assert workloads_in_order([late, early])[:2] == keys[:2]
 
 
-def test_an_answer_in_words_that_was_asked_for_is_no_reply_without_a_kernel() -> None:
+def test_an_answer_in_words_that_was_asked_for_is_not_a_reply_without_a_kernel() -> None:
     designs = replace(failed_reply("1. one\n2. two"), operator="designs", failure="")
     found = standing("softmax", GPU, [FAST], [designs, failed_reply()], [passed(FAST.id, GPU, **{ROWS: 20.0})])
     assert counts_line(found) == "1 passed, 1 request without a kernel"

@@ -87,7 +87,7 @@ def test_an_excluded_kernel_counts_if_the_run_proposes_it(store: SqliteStore) ->
     assert view(store, Scope("mine", excluded=frozenset([FIRST.id]))).pending() == [FIRST.id]
 
 
-def test_what_was_proposed_elsewhere_is_no_trial_of_this_archive(store: SqliteStore) -> None:
+def test_what_was_proposed_elsewhere_is_not_a_trial_of_this_archive(store: SqliteStore) -> None:
     store.append(Proposal("twice", "improve", "model", FIRST, run=SHIPPED, created=0.5), verdict(FIRST))
     asked = selection.request(view(store), OP, 2, seed=1)
     assert {trial.proposer for trial in asked.trials} == {SHIPPED}

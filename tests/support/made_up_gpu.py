@@ -147,6 +147,6 @@ block = ["{sketch.block}"]
 shared = "{sketch.shared}"
 args = ["x", "out", "rows", "cols"]
 ---*/
-// This is no kernel: it names what one would be compiled for. {sketch.mentions}
+// This is not a kernel: it names what one would be compiled for. {sketch.mentions}
 """
     )

@@ -94,7 +94,7 @@ def random_calls(function: Function, setting: Setting) -> str:
             ran += bool(function.explain(given.arguments, given.named).kernel)
             got = function(*given.arguments, **given.named)
         close(_exact(function, got), _exact(function, expected), dtype, tf32=_tf32(function, setting))
-        close(given.arguments, for_pytorch.arguments, dtype)  # what is changed in place, as running statistics
+        close(given.arguments, for_pytorch.arguments, dtype)  # tensors changed in place, such as running statistics
         exact = [x.clone() for x in tensors(_exact(function, expected))]
         overwritten(list(tensors(got)), list(tensors(expected)), list(tensors(for_pytorch.arguments)))
         close(given.arguments, for_pytorch.arguments, dtype)  # results have memory of their own, if PyTorch's have

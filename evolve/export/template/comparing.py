@@ -8,7 +8,7 @@ from torch import Tensor
 
 from evolve.export.template.drawn import Drawn, tensors
 
-FP8_STEP, FP8_LEAST = 2**-2, 2**-9  # one step of the coarser type, and the least number of the finer one
+FP8_STEP, FP8_LEAST = 2**-2, 2**-9  # one step of the coarser type, and the smallest number of the finer one
 
 
 def close(got: Any, expected: Any, dtype: torch.dtype, *, tf32: bool = False) -> None:

@@ -134,7 +134,7 @@ class Decider:
         return _saves_us(next(choices(self.entry, self._kernels, question)), question)
 
     def saves_here_us(self, question: Question) -> float:
-        """Return the time that a kernel saves, or less at sizes below the nearest measured ones.
+        """Return the time that a kernel saves, scaled down for sizes below the nearest measured ones.
 
         Raise a NoKernelError if no kernel wins.
         """
@@ -145,7 +145,7 @@ class Decider:
     def costs_us(self, question: Question) -> float:
         """Return how much longer an opaque op takes than the compiler's code where no kernel wins.
 
-        A kernel that was as fast runs, or else eager PyTorch. Raise a NoKernelError if nothing was measured.
+        There a kernel runs if it was as fast, otherwise eager PyTorch. Raise a NoKernelError if nothing was measured.
         """
         near = nearest(self.entry, question).times
         ours = near.eager_us

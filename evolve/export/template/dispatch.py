@@ -39,7 +39,7 @@ from reference_ops.precision import TORCH_DTYPES
 LOG = logging.getLogger(__name__)
 NOTHING = ExportedEntry("", (), (), {}, (), ())
 TOO_LITTLE = Decision("copies before the kernel and what comes after it take longer than it saves")
-MARGIN_US = 20.0  # that a backward must save, without which the compiler would fuse the op, and the host call PyTorch
+MARGIN_US = 20.0  # that the kernels of a backward must save: the compiler can fuse nothing with an opaque op
 MOST_DECISIONS = 4096  # more than a model has shapes; lengths that never repeat would fill the memory
 
 

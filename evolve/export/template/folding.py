@@ -17,7 +17,7 @@ MOST_RANK = 2  # tensors of more dims, such as images, are never folded
 
 @dataclass(frozen=True)
 class Folds:
-    """The shapes of an op's inputs for one call, and the leading dims that its folded dim stands for."""
+    """The shapes of an op's inputs for one call, and the leading dims that are folded into one."""
 
     inputs: tuple[Shape, ...]
     dim: str

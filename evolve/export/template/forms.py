@@ -55,7 +55,7 @@ class Form:
 
 
 class Scalars(NamedTuple):
-    """The arguments of a form that are no tensors."""
+    """The arguments of a form that are not tensors."""
 
     names: tuple[str, ...]  # of all its arguments
     flags: frozenset[str]
@@ -70,7 +70,7 @@ class Scalars(NamedTuple):
         return cls(tuple(kinds), flags, others)
 
     def fault(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> str:
-        """Return what PyTorch refuses, or takes although it is no part of what a call is known by; empty if nothing."""
+        """Return what PyTorch refuses, or takes although it is not part of a call's key; empty if there is nothing."""
         for name, value in (*zip(self.names, arguments, strict=False), *named.items()):
             if name in self.flags and type(value) is not bool:
                 return f"`{name}` is neither True nor False"

@@ -286,7 +286,7 @@ class Function:
         return cast(arguments, to), {name: cast(value, to) for name, value in named.items()}
 
     def _autocast(self) -> torch.dtype | None:
-        """Return the dtype that autocast gives to the arguments, float64 if it leaves them; None if that is unknown."""
+        """Return the dtype that autocast gives to arguments: float64 if it changes none, None if that is unknown."""
         if self.form.autocast == LOW:
             return torch.get_autocast_dtype(self._device_type)
         return {FLOAT32: torch.float32, NOTHING: torch.float64}.get(self.form.autocast)
@@ -363,7 +363,7 @@ def own(op: Op, primitive: Primitive) -> Form:
 
 
 class Functions(Mapping[str, Function]):
-    """The functions of a package by name: these forms, and one for each other op. Each is made when it is asked for.
+    """The functions of a package by name: these forms, and one for each other op. Each is made on first access.
 
     With a namespace, graphs of torch.compile use ops that are registered under it.
     """

@@ -264,7 +264,7 @@ def _adaptive(rank: int) -> Callable[..., Lowered]:
             return CHANNELS_LAST
         sizes = as_sizes(output_size, rank)
         if rank == 1 and None in sizes:
-            return "the size is no number"
+            return "the size is not a number"
         wanted = [given if given is not None else size for given, size in zip(sizes, input.shape[2:], strict=True)]
         parameters = {f"o{axis}": size for axis, size in zip(AXES[rank], wanted, strict=True)}
         return Call(f"adaptive_avg_pool{rank}d", (input,), parameters, first)

@@ -81,7 +81,7 @@ def _reduced(op: str, input: Tensor, dim: Any, keepdim: bool, dtype: torch.dtype
             return SEVERAL
         (dim,) = dim
         if type(dim) is not int:
-            return "the dim is no integer"
+            return "the dim is not an integer"
     if not input.dim():
         return SCALAR
     finish = (lambda outputs: outputs[0].unsqueeze(dim)) if keepdim else first

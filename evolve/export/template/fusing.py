@@ -14,7 +14,7 @@ CHANGING = (operator.setitem, operator.iadd, operator.imul, operator.isub, opera
 
 
 class Found(NamedTuple):
-    """A match in a graph, the calls as they were written, as a graph of the same arguments, and which pattern it is."""
+    """A match of a pattern in a graph, with the matched calls as a graph of their own."""
 
     match: Match
     written: fx.Graph

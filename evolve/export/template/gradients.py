@@ -107,7 +107,7 @@ class Gradients:
         """The inputs and outputs that a forward keeps for the backward: those that its steps read.
 
         If only parameters of fewer dims are missing, such as a bias, these are kept too, because they live on anyway:
-        then PyTorch can differentiate twice from the inputs. Running statistics are no parameters: they change.
+        then PyTorch can differentiate twice from the inputs. Running statistics are not parameters: they change.
         """
         read = {name for step in self.steps for name in step.reads}
         most = max(len(spec.dims) for spec in self.op.inputs)
@@ -192,7 +192,7 @@ def _as_called(op: Op) -> Callable[[Tensors, Mapping[str, Number]], Tensors]:
 
 
 def keep(ctx: Any, gradients: Gradients, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-    """Leave to a function's backward what it needs, and mark the outputs through which no gradient flows."""
+    """Save what a function's backward needs, and mark the outputs through which no gradient flows."""
     tensors = dict(zip(gradients.names, (*inputs, *outputs), strict=True))
     ctx.kinds = {name: (tuple(x.shape), x.dtype) for name, x in tensors.items()}
     ctx.save_for_backward(*[tensors[name] for name in gradients.kept])
@@ -201,7 +201,7 @@ def keep(ctx: Any, gradients: Gradients, inputs: Sequence[torch.Tensor], outputs
 
 
 def left(ctx: Any, gradients: Gradients) -> Known:
-    """Return what `keep` left."""
+    """Return the tensors that `keep` saved."""
     return Known(dict(zip(gradients.kept, ctx.saved_tensors, strict=True)), ctx.kinds)
 
 

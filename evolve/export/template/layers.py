@@ -109,7 +109,7 @@ class WrittenOut:
         self._classes: dict[tuple[type[nn.Module], str], type[nn.Module]] = {}
 
     def __call__(self, module: nn.Module) -> type[nn.Module] | None:
-        """Return the class for a module; None if it is no such norm, or more than one."""
+        """Return the class for a module; None if it is not such a norm, or more than one."""
         if "rms_norm" not in self._functions or len(list(module.parameters())) != 1 or list(module.children()):
             return None
         graphs = [_traced(module, training) for training in (module.training, not module.training)]
@@ -147,7 +147,7 @@ def _traced(module: nn.Module, training: bool) -> Any:
     module.training = training
     try:
         return fx.Tracer().trace(module)
-    except Exception:  # noqa: BLE001 - whatever a forward raises whose arguments are no tensors
+    except Exception:  # noqa: BLE001 - whatever a forward raises whose arguments are not tensors
         return None
     finally:
         module.training = before

@@ -144,7 +144,7 @@ def text(entries: dict[str, ExportedEntry]) -> str:
 
 
 class Entries(Mapping[str, ExportedEntry]):
-    """The entries of a manifest by op. Each is read when it is asked for, which for all takes tenths of a second."""
+    """The entries of a manifest by op. Each is read on first access, because reading all takes tenths of a second."""
 
     def __init__(self, ops: dict[str, dict[str, Any]]) -> None:
         self._ops = ops

@@ -196,7 +196,7 @@ def _is_fixed(x: Any) -> bool:
 
 
 def _is_constant(x: Any) -> bool:
-    """Return whether a fixed value stays what it is, as it holds no list."""
+    """Return whether a fixed value cannot change, because it holds no list."""
     return type(x) is not list and (type(x) is not tuple or all(map(_is_constant, x)))
 
 

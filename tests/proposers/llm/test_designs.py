@@ -47,7 +47,7 @@ def test_designs_are_asked_for_once_and_each_is_written_more_than_once() -> None
     assert len({one.kernel_id for one in found if one.kernel}) == 4
 
 
-def test_the_answer_about_designs_is_kept_with_its_cost_and_is_no_failure() -> None:
+def test_the_answer_about_designs_is_kept_with_its_cost_and_is_not_a_failure() -> None:
     with ScriptedEndpoint([answer(NAMED)], otherwise=answer(written(1))) as endpoint:
         first = next(iter(proposer(endpoint).propose(untried())))
     assert (first.kernel, first.failure, first.reply) == (None, "", NAMED)
