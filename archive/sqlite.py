@@ -24,7 +24,7 @@ from archive.store import Filters, R, Record, Store
 from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary
 
 BUSY_SECONDS = 30
-BRIEFLY_SECONDS = 0.1  # how long keeping what can be made again waits for other writers
+BRIEFLY_SECONDS = 0.1  # how long writing derived data, which can be made again, waits for other writers
 LOST, SAVED = "the archive {path} was deleted or replaced while it was in use", "all that it held is saved in "
 File = tuple[int, int]
 DAMAGE = ("no such table", "no such column", "could not decode", "malformed", "not a database")  # in SQLite's messages

@@ -81,7 +81,7 @@ class ArchiveFile(Store, Protocol):
         """Return the ops with records of a kind, sorted."""
 
     def derived(self, what: str, op: str, make: Callable[[], object], read: Callable[[Any], T]) -> T:
-        """Return what `read` reads of what `make` makes of an op's records, which JSON can hold.
+        """Make a value from an op's records with `make`, keep it as JSON, and return what `read` returns for it.
 
         It is made only if records of the op were added since the last time; `what` names it and how it is written.
         """

@@ -255,7 +255,7 @@ def without_code(traits_json: str) -> str:
 
 
 def with_code(traits_json: str, code: str) -> str:
-    """Return what `without_code` was given."""
+    """Return the JSON that `without_code` was called with."""
     return f'{{"code": {json.dumps(code)}, {traits_json[1:]}' if traits_json else ""
 
 
@@ -273,7 +273,7 @@ def packed(timings: Iterable[Timing]) -> tuple[str, bytes]:
 
 @lru_cache(maxsize=1_000)  # the same times are unpacked several times in a row
 def timings(workloads: str, times: bytes) -> tuple[Timing, ...]:
-    """Return what `packed` has packed."""
+    """Return the times that `packed` was called with."""
     found = zip(_names(workloads), TIMES.iter_unpack(times), strict=bool(times))
     return tuple(
         Timing(workload, median, low, high, baseline, floor if floor > 0 else None)

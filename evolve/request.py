@@ -116,7 +116,7 @@ MOST_WITHOUT_KERNEL = 100  # requests in a row without a kernel, after which a p
 
 
 class Bounded:
-    """A proposer that stops after too many requests without a kernel, which no budget of evaluations ends."""
+    """A proposer that stops after too many requests without a kernel, because these count as no evaluations."""
 
     def __init__(self, proposer: Proposer) -> None:
         self._proposer, self._without_kernel = proposer, 0

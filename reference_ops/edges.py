@@ -48,7 +48,7 @@ def special_parameters(op: Op, accepts: Callable[[Workload], bool], most_bytes: 
 
 
 def has_vanishing_term(op: Op, workload: Workload) -> bool:
-    """Return whether a floating-point parameter is 0 or 1, but in no listed workload, and is not an eps.
+    """Return whether a floating-point parameter other than an eps is 0 or 1 here, but in no listed workload.
 
     Then a term is multiplied by zero, and a kernel may leave it out. An eps is added.
     """
@@ -294,7 +294,7 @@ def _has_room(op: Op, few: Iterable[tuple[str, int]]) -> bool:
 def _with_small(
     op: Op, near: Sequence[Workload], pair: tuple[str, int], free: Mapping[str, object]
 ) -> Iterator[Workload]:
-    """Yield workloads with this size, first with many large ones; then with another size changed, as it may have to."""
+    """Yield workloads with this size: first beside many large ones, then with another size changed, too."""
     name, size = pair
     alone = [with_sizes(one, {name: size}) for one in near]
     alone.sort(key=lambda tried: len(_few(op, tried, free)))

@@ -63,7 +63,7 @@ class Turns:
         self._held = None
 
     def sleep(self, seconds: float) -> None:
-        """Give the turn back and wait for other processes, which no deadline limits."""
+        """Give the turn back and wait for other processes. No deadline limits this wait."""
         self.leave()
         self._wait()
         time.sleep(seconds)

@@ -1,6 +1,6 @@
 """Verification: champions are checked and timed again on the device at hand, and compared with what was known of them.
 
-The new verdicts are archived like any other: what wins here is a champion here, and what fails or loses is none.
+The new verdicts are archived like any other, so only a kernel that wins here remains a champion here.
 """
 
 import secrets

@@ -112,7 +112,7 @@ class OpView:
     # What remains to be done.
 
     def ask_for(self, kernels: Iterable[str]) -> None:
-        """Count these kernels as pending, also shipped ones, and those that were evaluated on a GPU if this is none."""
+        """Count these kernels as pending, also shipped ones, and on other devices what GPUs have evaluated."""
         self._asked.update(kernels)
         for kernel_id in self._dormant.keys() & self._asked - self.scope.excluded:
             self._wake(kernel_id)
@@ -128,7 +128,7 @@ class OpView:
         return [kernel_id for kernel_id in self._waiting if kernel_id not in elsewhere or kernel_id in self._asked]
 
     def _judged_on_gpus(self) -> frozenset[str]:
-        """Return what `judged_on_gpus` does, but read it only if other devices have judged more since."""
+        """Return the kernels that GPUs have judged; they are read only if other devices have judged more since."""
         if policy_of(self.device.kind).times_are_gpu_times:
             return frozenset()
         counts = self.store.count(EvaluationSummary, "device", self.op)

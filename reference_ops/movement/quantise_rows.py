@@ -42,7 +42,7 @@ def halves(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) ->
 
 
 def between_eighths(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
-    """Draw numbers halfway between two of fp8 beside 448, so that each is a tie: fp8 keeps three bits of a fraction."""
+    """Draw numbers halfway between two neighbours in fp8, and 448 in each row, so that the scale is 1."""
     x = inputs["x"]
     x.random_(0, 8, generator=generator).add_(8.5).div_(8)
     exponents = torch.empty_like(x).random_(-4, 5, generator=generator)

@@ -140,7 +140,7 @@ def _line(form: Form, machine: Machine, device: torch.device) -> str:
 
 
 def _with_kernel(function: Function, device: torch.device) -> Drawn | None:
-    """Return a random call in float32 of contiguous tensors for which a kernel runs, without copies if there is one."""
+    """Return a random call in float32 of contiguous tensors for which a kernel runs, if possible one without copies."""
     found = None
     for number in range(TRIED):
         drawn = RECIPES[function.form.name](Draw(random.Random(number), torch.float32))

@@ -70,14 +70,14 @@ def checked(
     return check_beyond(Inspector(device, arena, random.Random(5), found, lambda _phase: None), kernel, op, limits)
 
 
-def test_a_kernel_that_counts_in_64_bits_is_checked_beyond() -> None:
+def test_a_kernel_that_counts_in_64_bits_is_checked_beyond_31_bits() -> None:
     checks: list[Check] = []
     (found,) = checked(rows_kernel(), checks=checks)
     assert ROWS.largest_tensor(found) > SMALL.elements
     assert {check.workload for check in checks} == {found.key}
 
 
-def test_a_kernel_whose_index_wraps_is_wrong_beyond() -> None:
+def test_a_kernel_whose_index_wraps_is_wrong_beyond_31_bits() -> None:
     with pytest.raises(RejectedError, match=r"`out`.*off by more than") as caught:
         checked(rows_kernel(WRAPS.format(mask="0xffff")))
     assert caught.value.outcome is Outcome.WRONG
@@ -144,13 +144,13 @@ def test_a_kernel_that_would_take_seconds_is_not_checked() -> None:
         ("if (i == rows - 1) out[i] = out_t(7.0f);", Outcome.WRONG),
     ],
 )
-def test_other_faults_beyond_are_named(extra: str, outcome: Outcome) -> None:
+def test_other_faults_beyond_31_bits_are_named(extra: str, outcome: Outcome) -> None:
     with pytest.raises(RejectedError) as caught:
         checked(rows_kernel(FAR + extra), limits=replace(SMALL, elements=2**20))
     assert caught.value.outcome is outcome
 
 
-def test_most_ops_repeat_rows_and_every_workload_beyond_is_valid() -> None:
+def test_most_ops_repeat_rows_and_every_workload_beyond_31_bits_is_valid() -> None:
     ops = [catalog.load(name) for name in catalog.names()]
     places = {op.name: beyond(op, 2**31) for op in ops}
     for op in ops:
@@ -171,14 +171,14 @@ def confirmed_on_the_emulated_device(kernel: Kernel, monkeypatch: pytest.MonkeyP
     return evaluate(kernel, ROWS, made_here, shapes_seed=1, bars={}, confirm=True)
 
 
-def test_the_envelope_of_a_champion_includes_what_was_checked_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_envelope_of_a_champion_includes_what_was_checked_beyond_31_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     found = confirmed_on_the_emulated_device(rows_kernel(), monkeypatch)
     assert found.passed, found.log
     assert found.envelope
     assert found.envelope.elements > 2**20
 
 
-def test_a_champion_that_is_wrong_beyond_is_not_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_champion_that_is_wrong_beyond_31_bits_is_not_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
     found = confirmed_on_the_emulated_device(rows_kernel(WRAPS.format(mask="0xfffff")), monkeypatch)
     assert found.outcome is Outcome.WRONG
     assert found.confirmed is None

@@ -283,7 +283,7 @@ def test_a_clipped_index_that_a_tolerance_hides_is_reported() -> None:
 def test_a_blind_spot_counts_only_if_most_seeds_show_it(
     monkeypatch: pytest.MonkeyPatch, seeds: str, counts: bool
 ) -> None:
-    """A number that has few bits to lose by chance must not end a run."""
+    """A run must not end because a number happens to have few bits that can be lost."""
     spot = BlindSpot("n=2", "normal", "out", "fewer bits", "a kernel with fewer bits would pass")
 
     def spots(_op: Op, _workload: Workload, seed: int, _device: str, *, quick: bool) -> tuple[BlindSpot, ...]:

@@ -46,7 +46,7 @@ def timed(entry: ExportedEntry, median_us: float, eager_us: float = 100.0) -> Ex
 
 
 def made(folder: Path, machine: EmulatedMachine, forward_us: float, backward_us: float = 40.0) -> Functions:
-    """Return functions of which the kernels take these times."""
+    """Return functions whose kernels take these times."""
     ops = primitives(OPS, folder, machine)
     for name, primitive in ops.items():
         us = backward_us if name.endswith("backward") else forward_us

@@ -105,7 +105,7 @@ OWN = [name for name in catalog.names() if not any(name in form.ops for form in 
 
 
 @pytest.mark.parametrize("name", [*sorted(FORMS), *(pytest.param(one, marks=pytest.mark.exhaustive) for one in OWN)])
-def test_many_random_calls_agree_with_pytorch_in_place_of_kernels(
+def test_many_random_calls_agree_where_pytorch_runs_in_place_of_kernels(
     name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Many more than kernels can be compiled for: of what is around them, such as folding, copies and plans."""

@@ -54,7 +54,10 @@ def test_twenty_kills_lose_nothing_and_count_nothing_twice(tmp_path: Path) -> No
 
 
 def killed_again_and_again(folder: Path) -> list[str]:
-    """Kill runs on one archive, every second time a process of theirs first; return the kernels judged in the end."""
+    """Kill runs on one archive again and again, and every second time one of their processes first.
+
+    Return the kernels that are judged in the end.
+    """
     folder.mkdir()
     archive = folder / ARCHIVE
     (folder / "rich.cu").write_text(parse(RICH).text)

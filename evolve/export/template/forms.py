@@ -70,7 +70,7 @@ class Scalars(NamedTuple):
         return cls(tuple(kinds), flags, others)
 
     def fault(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> str:
-        """Return what PyTorch refuses, or takes although it is not part of a call's key; empty if there is nothing."""
+        """Return why PyTorch refuses an argument, or which one is not part of a call's key; empty if neither holds."""
         for name, value in (*zip(self.names, arguments, strict=False), *named.items()):
             if name in self.flags and type(value) is not bool:
                 return f"`{name}` is neither True nor False"

@@ -25,7 +25,7 @@ NO_DIM = "no dim is given"
 SCALAR = "the input has no dims"
 OTHER_DTYPE = "the result has another dtype than the input"
 SEVERAL = "it goes over several dims"
-WITH_POSITIONS = 5  # times the memory of values alone, at most: positions are two to four times as large
+WITH_POSITIONS = 5  # of the memory of values alone: a position has two to four times as many bytes as a value
 
 
 def _mapped(op: str, input: Tensor, dim: int | None, dtype: torch.dtype | None) -> Lowered:
