@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from each import sampled
 from emulated_machine import EmulatedMachine, primitives
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from evolve.export.families import forms
+from evolve.export.template.checks import drawn
 from evolve.export.template.dispatch import gradients_of
+from evolve.export.template.drawn import Drawn, changed, tensors
 from evolve.export.template.functions import Function
 from evolve.export.template.gradients import Differentiable, Gradients
 from reference_ops import catalog
@@ -173,3 +176,37 @@ def test_a_backward_under_a_mode_is_not_remembered_for_others(softmax: Function)
     with FlopCounterMode(display=False):
         torch.testing.assert_close(torch.autograd.grad(out, x, grad, retain_graph=True), (expected,))
     torch.testing.assert_close(torch.autograd.grad(out, x, grad), (expected,))
+
+
+FORMS = {form.name: form for form in forms()}
+
+
+def twice(called: Callable[..., object], given: Drawn, dtype: torch.dtype) -> list[Tensor]:
+    """Return the gradients of a call that can be differentiated again, and gradients of these."""
+    given = changed(given, lambda x: x.detach().clone().to(dtype) if x.is_floating_point() else x)
+    inputs = [x.requires_grad_() for x in tensors([*given.arguments, *given.named.values()]) if x.is_floating_point()]
+    outs = [out for out in tensors(called(*given.arguments, **given.named)) if out.requires_grad]
+    first = torch.autograd.grad([out.square().sum() for out in outs], inputs, create_graph=True, allow_unused=True)
+    known = [x for x in first if x is not None]
+    total = torch.stack([x.square().sum() for x in known if x.requires_grad]).sum()
+    return [*known, *(x for x in torch.autograd.grad(total, inputs, allow_unused=True) if x is not None)]
+
+
+@pytest.mark.parametrize("name", sampled(sorted(FORMS), quick=("instance_norm", "layer_norm", "softmax", "gelu")))
+def test_gradients_of_gradients_of_random_calls_are_as_exact_as_pytorchs(name: str, tmp_path: Path) -> None:
+    form = FORMS[name]
+    back = [one for op in form.ops for one in catalog.load(op).backward]
+    machine = EmulatedMachine(by_reference=True)
+    function = Function(form, primitives(dict.fromkeys([*form.ops, *back]), tmp_path, machine))
+    for number in range(24):
+        given, dtype = drawn(function, number)
+        every = list(tensors([*given.arguments, *given.named.values()]))
+        if dtype is not torch.float32 or any(not x.numel() for x in every):
+            continue
+        try:
+            exact, theirs = (twice(form.pytorch, given, kind) for kind in (torch.float64, torch.float32))
+        except (RuntimeError, TypeError, ValueError):  # PyTorch has no such gradient
+            continue
+        for ours, pytorchs, true in zip(twice(function, given, torch.float32), theirs, exact, strict=True):
+            most = 4 * (pytorchs - true).abs().max() + 1e-5 * true.abs().max() + 1e-6
+            assert (ours - true).abs().max() <= most, number

@@ -148,13 +148,18 @@ class Gradients:
 
         It computes them from the inputs if they were kept, and by its own backward functions otherwise.
         """
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
         inputs = [spec.name for spec in self.op.inputs]
-        with torch.enable_grad():
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the others cannot be differentiated twice
             if not known.kept.keys() >= set(inputs):
                 return self._by_steps(known, grads, parameters, needed, lambda step: _as_called(step.op))
-            outputs = _as_called(self.op)(tuple(known.kept[name] for name in inputs), parameters)
-            pairs = [(out, grads[spec.name]) for spec, out in zip(self.op.outputs, outputs, strict=True)]
-            given = [(out, grad.to(out.dtype)) for out, grad in pairs if grad is not None and out.requires_grad]
+            # All contiguous: PyTorch's batch norm on the CPU errs where a gradient lies in memory unlike the output.
+            outputs = _as_called(self.op)(tuple(known.kept[name].contiguous() for name in inputs), parameters)
+            pairs = [(out.contiguous(), grads[spec.name]) for spec, out in zip(self.op.outputs, outputs, strict=True)]
+            given = [
+                (out, grad.to(out.dtype).contiguous()) for out, grad in pairs if grad is not None and out.requires_grad
+            ]
             outs, of_outs = zip(*given, strict=True)
             wanted = [name for name in inputs if name in needed]
             found = torch.autograd.grad(
