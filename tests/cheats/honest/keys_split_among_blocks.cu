@@ -40,7 +40,7 @@ attend(const q_t* __restrict__ q, const k_t* __restrict__ k, const v_t* __restri
         for (int step = 16; step > 0; step /= 2) score += __shfl_xor_sync(0xffffffffu, score, step);
         score *= scale;
         const float higher = fmaxf(most, score), shrink = most == -INFINITY ? 0.0f : expf(most - higher);
-        const float weight = expf(score - higher);
+        const float weight = score == -INFINITY ? 0.0f : expf(score - higher);  // also where all so far are -inf
         most = higher, lost *= shrink, total *= shrink;
         const float with = weight - lost, next = total + with;  // compensated, as weights may all be alike
         lost = (next - total) - with, total = next;
@@ -60,7 +60,6 @@ extern "C" __global__ void weigh(const float* __restrict__ parts, const float* _
     for (int i = threadIdx.x; i < dim; i += 128) {
         float top = 0.0f, bottom = 0.0f;
         for (int part = 0; part < 8; ++part) {
-            if (mosts[first + part] == -INFINITY && totals[first + part] == 0.0f) continue;  // it had no key
             const float share = expf(mosts[first + part] - most);
             top = fmaf(share, parts[(first + part) * dim + i], top);
             bottom = fmaf(share, totals[first + part], bottom);
