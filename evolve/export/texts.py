@@ -48,22 +48,37 @@ README = """\
 CUDA kernels behind functions with PyTorch's own arguments. A kernel runs only where it was measured to be faster than
 PyTorch: than eager PyTorch in eager code, than torch.compile in compiled code. Everywhere else PyTorch runs.
 
-    pip install .    # needs nothing but PyTorch; without an NVIDIA GPU, PyTorch runs
+    pip install .                     # needs nothing but PyTorch; without an NVIDIA GPU, PyTorch runs
+    python -m {name}.selftest         # compares everything with PyTorch on your machine
 
-    import torch, {name}
-{calls}
-    print({name}.explain("{first}", ...))   # which kernel a call with these arguments runs, and why
+The test ends after 45 seconds, and says what it left out or did not reach; `--seconds 0` takes all the time it needs.
 
+## Use
 A model in plain torch needs no change. Each of these says what it replaced and what it left, and why:
 
+    import torch, {name}
+
     print({name}.patch(model))                                # exchanges layers in place; `unpatch` undoes it
-    with {name}.enabled() as report: ...                      # redirects the calls in a block; print(report)
+    with {name}.enabled() as report:                          # redirects the calls in a block
+        model(x)
+    print(report)
     compiled = torch.compile(model, backend={name}.backend)   # redirects the calls in the graph, then Inductor
 
-`python -m {name}.selftest` compares everything with PyTorch on your machine. It ends after 45 seconds, and says what it
-left out or did not reach; `--seconds 0` takes all the time it needs.
+`enabled` sees one call at a time, and each must return its result before the next one is known. What a model writes in
+several calls, such as `silu(gate) * up` or `q * cos + rotate_half(q) * sin`, becomes one kernel in compiled graphs
+only; `patch` exchanges RMS norms that are written out, too. PyTorch leaves models that call `nn.LSTM`, `nn.GRU` or
+`nn.RNN` out of compiled graphs, unless you set `torch._dynamo.config.allow_rnn = True`. `patch` and `enabled` redirect
+such layers in any case.
+
+Or call the functions, which are listed below. This tells which kernel a call with the same arguments runs, and why:
+
+    print({name}.explain("{first}", ...))
+
 `{name}.nn` holds the layers, to build models with, and `{name}.optim` optimizers, AdamW and SGD.
 `{name}.graph_pass()` is the pass alone, with a `uuid`. Arrays of CuPy, JAX and others with DLPack are taken, too.
+
+## Functions
+{calls}
 
 ## What was measured
 Times are medians of GPU time in microseconds with cold caches. `compile` is the faster of torch.compile's default and
