@@ -169,6 +169,24 @@ def many_nan(name: str) -> Mapping[str, Arrange]:
     return {f"many_NaN_in_{name}": arrange}
 
 
+def runs_of_minus_inf(name: str) -> Mapping[str, Arrange]:
+    """Return an arrangement in which rows begin or end with so many -inf that these fill tiles, as padding does.
+
+    In turn half of a row or more, but one number at the other end stays, and no row is left as it was but a single one.
+    """
+
+    def arrange(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
+        rows = inputs[name].view(-1, inputs[name].shape[-1])
+        size = rows.shape[1]
+        cuts = torch.randint(size // 2, max(size, 2), (len(rows), 1), generator=generator, device=rows.device)
+        at = torch.arange(size, device=rows.device).expand_as(rows)
+        first = int(generator.initial_seed() % 2)
+        for turn, places in ((first, at), (1 - first, at.flip(-1))):
+            rows[turn::2].masked_fill_(places[turn::2] < cuts[turn::2].clamp(max=size - 1), -math.inf)
+
+    return {f"{name}_begins_or_ends_with_minus_inf": arrange}
+
+
 def planes_of_minus_inf(name: str) -> Mapping[str, Arrange]:
     """Return an arrangement in which every other plane behind the first two dims, or the only one, is nothing but -inf.
 
@@ -227,6 +245,18 @@ def nan_in(*names: str) -> Mapping[str, Arrange]:
         return arrange
 
     return {f"NaN_in_{name}": sprinkled(name) for name in names}
+
+
+def nan_at_the_end(*names: str) -> Mapping[str, Arrange]:
+    """Return arrangements in which the very last element of one of these tensors is NaN, for sums over all elements."""
+
+    def of(name: str) -> Arrange:
+        def arrange(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
+            inputs[name].view(-1)[-1:] = math.nan
+
+        return arrange
+
+    return {f"{name}_ends_with_NaN": of(name) for name in names}
 
 
 def scaled(**factors: float) -> Mapping[str, Arrange]:

@@ -24,8 +24,10 @@ from reference_ops.op import (
     NAN,
     NAN_IN_WEIGHTS,
     NORMAL,
+    OVERFLOWING,
     SATURATING,
     SHIFTED,
+    SHIFTED_COLUMNS,
     SUBNORMAL,
     ZERO,
 )  # fmt: skip
@@ -37,6 +39,7 @@ NEAR_ZERO_BITS = 8  # "tiny" begins where squares are about as large as the usua
 PADDING = 0.25  # share of constant rows that are zero
 CONSTANT_BITS = 6  # squares have 12 bits, and sums of 4096 squares have 24, as many as float32
 FEW_NAN, SHARE_OF_NAN = 2, 64
+FEW_ROWS = 2  # of which each may hold what is not finite anywhere
 SHARE_NOT_FINITE = 0.25  # of the rows, or of the elements of a vector
 OF_WEIGHTS = {NAN_IN_WEIGHTS: math.nan, INFINITE_WEIGHTS: math.inf}
 DEEP, DEEP_IN_FLOAT16 = 2.0**-25, 2.0**-11  # gradients deep in a network; in float16 they are scaled
@@ -121,11 +124,21 @@ def few_bits(values: torch.Tensor) -> torch.Tensor:
 
 
 def _masked(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw normal numbers and set half of them to -inf, but keep one finite in each row along the last dim."""
-    device, rows = tensor.device, tensor.shape[:-1]
+    """Draw normal numbers and set half or more of them to -inf: in turn any, the first and the last of a row.
+
+    One stays finite in each row along the last dim. A run of -inf fills whole tiles, as padding does.
+    """
+    device, rows, size = tensor.device, tensor.shape[:-1], tensor.shape[-1]
     masked = torch.empty(tensor.shape, dtype=torch.bool, device=device).bernoulli_(0.5, generator=generator)
-    kept = torch.randint(tensor.shape[-1], (*rows, 1), generator=generator, device=device)
+    kept = torch.randint(size, (*rows, 1), generator=generator, device=device)
     masked.scatter_(-1, kept, value=False)
+    at = torch.arange(size, device=device)
+    half = size // 2
+    cut = torch.randint(half, max(size, half + 1), (*rows, 1), generator=generator, device=device)
+    turn = torch.arange(math.prod(rows), device=device).view(*rows, 1)
+    turn = (turn + torch.randint(3, (1,), generator=generator, device=device)) % 3
+    masked = torch.where(turn == 1, at < cut, masked)
+    masked = torch.where(turn == 2, at >= size - cut, masked)
     _normal(tensor, generator).masked_fill_(masked, -math.inf)
 
 
@@ -177,6 +190,12 @@ def _subnormal(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 def _saturating(tensor: torch.Tensor, generator: torch.Generator) -> None:
     _normal(tensor, generator).mul_(SATURATED)
+
+
+def _overflowing(tensor: torch.Tensor, generator: torch.Generator) -> None:
+    """Draw numbers up to the largest float16, sums and products of which it does not hold. All of them are finite."""
+    most = torch.finfo(torch.float16).max
+    tensor.uniform_(-1, 1, generator=generator).mul_(most)
 
 
 def sprinkle(tensor: torch.Tensor, value: float, generator: torch.Generator) -> None:
@@ -251,10 +270,21 @@ def _clashing(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def _scatter(tensor: torch.Tensor, values: torch.Tensor, generator: torch.Generator) -> None:
-    """Write the values to random places of some rows of the first dim, at least two."""
+    """Write the values to random places of some rows of the first dim, at least two.
+
+    In the last row and in another it is the last place, which kernels may treat apart; of a single row in half of all
+    draws.
+    """
     rows = tensor.view(len(tensor) if tensor.ndim else 1, -1)
     chosen = _some_rows(len(rows), tensor.device, generator)
     places = torch.randint(rows.shape[1], (len(rows), 1), generator=generator, device=tensor.device)
+    if len(rows) > 1 or generator.initial_seed() % 2:
+        places[-1] = rows.shape[1] - 1
+        chosen[-1] = True
+    if len(rows) > FEW_ROWS:  # the last row has it in every tensor, where one would hide the other
+        another = torch.randint(len(rows), (1,), generator=generator, device=tensor.device)
+        places[another] = rows.shape[1] - 1
+        chosen[another] = True
     rows.scatter_(1, places, torch.where(chosen, values.to(tensor.dtype).reshape(-1, 1), rows.gather(1, places)))
 
 
@@ -279,7 +309,7 @@ DRAWS: dict[str, Draw] = {
     "heavy_tail": _heavy_tail,
     SHIFTED: _shifted,
     MOVED: _moved,
-    "shifted_columns": _shifted_columns,
+    SHIFTED_COLUMNS: _shifted_columns,
     EXACT: _integers,
     "constant": _constant,
     "masked": _masked,
@@ -294,6 +324,7 @@ EXTREME_DRAWS: dict[str, Draw] = {
     MINUTE: _minute,
     SUBNORMAL: _subnormal,
     SATURATING: _saturating,
+    OVERFLOWING: _overflowing,
     NAN: _nan,
     INFINITE: _infinite,
     CLASHING: _clashing,

@@ -19,6 +19,7 @@ LEAST_EQUAL, MOST_EQUAL = 2, 6  # least size that two have in common; workloads 
 EQUAL_TRIES = 12
 FEW_SIZES = 3  # if an op has more, the number of rows need not equal another
 EQUALS = (5, 6, 8, 12, 16, 24)
+MORE = (1, 2, 10**6)  # parts of the greatest listed parameter that are added to it, and one
 REACH = 17  # sizes below this are tried for a small one that follows from them
 RANK_OF_MATRICES = 2
 WIDE, WIDER = 128, 48  # added to what a window moves over: more than any stride, and a multiple of many
@@ -327,3 +328,36 @@ def _following(
         for pair in few & pairs:
             found[pair].append(tried)
     return {pair: sorted(some, key=lambda tried: len(_few(op, tried, free))) for pair, some in found.items()}
+
+
+def beyond_listed(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
+    """Return workloads in which integer parameters exceed all listed ones: one for all of them if possible, else each.
+
+    A window, a stride or a number of groups may be kept in too few bits, or in an array of the largest listed size.
+    """
+    ranges, dims = ranges_of(op.listed), dims_of(op)
+    own = {name: ranges[name] for name in _integer_parameters(op) if name in ranges and name not in dims}
+    greatest = {name: max(-least, most) for name, (least, most) in own.items()}  # -100 is no class, but 201 is
+
+    def fits(tried: Workload) -> bool:
+        return op.is_valid(tried) and op.nbytes(tried) <= most_bytes and accepts(tried)
+
+    def first(names: Iterable[str]) -> list[Workload]:
+        return list(itertools.islice(filter(fits, _with_greater(op, {name: greatest[name] for name in names})), 1))
+
+    together = first(greatest) if len(greatest) > 1 else []
+    return tuple(together or itertools.chain.from_iterable(first((name,)) for name in greatest))
+
+
+def _with_greater(op: Op, greatest: Mapping[str, int]) -> Iterator[Workload]:
+    """Yield small listed workloads with parameters twice as great or less; a dim may have to be a multiple of one."""
+    near = sorted((*op.emulated, *op.awkward), key=lambda one: (-DTYPES[one.dtype].itemsize, -op.nbytes(one)))
+    for share in MORE:
+        sizes = {name: most + most // share + 1 for name, most in greatest.items()}
+        tries = [with_sizes(one, sizes) for one in near]
+        yield from tries
+        for tried, times in itertools.product(tries[:NEAREST] if len(sizes) == 1 else (), (1, 2)):
+            multiple = times * next(iter(sizes.values()))
+            few = [name for name, _ in tried.dims if name in ranges_of(op.listed)]
+            for names in itertools.chain.from_iterable(itertools.combinations(few, count) for count in (1, 2)):
+                yield with_sizes(tried, dict.fromkeys(names, multiple))

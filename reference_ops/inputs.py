@@ -28,6 +28,7 @@ from reference_ops.op import (
     NORMAL,
     NOT_FINITE,
     OPPOSITE_INFINITIES,
+    OVERFLOWING,
     SAVED_INFINITE,
     SAVED_NAN,
     SUBNORMAL,
@@ -42,8 +43,9 @@ from reference_ops.precision import TORCH_DTYPES
 SEEDS = 2**31
 LARGE_WEIGHTS = 3  # one seed in this many draws weights from large numbers
 # A backward op meets these in its gradients alone: what it gets from the forward is as the forward computes it.
-OF_GRADIENTS = (ZERO, MINUTE, NAN, INFINITE, MINUS_INF, CLASHING)
+OF_GRADIENTS = (ZERO, MINUTE, OVERFLOWING, NAN, INFINITE, MINUS_INF, CLASHING)
 OF_SAVED = {SAVED_NAN: NAN, SAVED_INFINITE: INFINITE}
+FEW_DRAWS = 3  # of extremes, where a size is 1
 BOTH_SIGNS = 2  # rows of each extreme: with a single one, infinities would all have one sign
 
 
@@ -193,6 +195,13 @@ def extreme_seeds(op: Op, workload: Workload, rng: random.Random) -> list[int]:
     """Return seeds whose draws of `EXTREME_ROWS` hold a row of every extreme together."""
     count, rows = len(op.extremes), op.shape(op.varied[0], workload)[0]
     return [rng.randrange(SEEDS // count) * count + first for first in range(0, count, rows)]
+
+
+def few_extreme_seeds(op: Op, workload: Workload, rng: random.Random) -> list[int]:
+    """Return the first seeds whose draws of `EXTREME_ROWS` together hold what overflows or is not finite."""
+    count, rows = len(op.extremes), op.shape(op.varied[0], workload)[0]
+    first = next((index for index, name in enumerate(op.extremes) if name in (OVERFLOWING, *NOT_FINITE)), 0)
+    return [rng.randrange(SEEDS // count) * count + start for start in range(first, count, rows)][:FEW_DRAWS]
 
 
 def similar_seeds(op: Op, seed: int, count: int) -> range:

@@ -45,19 +45,21 @@ DTYPES = {
 
 # Distributions of inputs by name; `reference_ops.distributions` defines them.
 NORMAL, LARGE, SHIFTED, MOVED, EXACT = "normal", "large", "shifted", "moved", "integers"
+SHIFTED_COLUMNS = "shifted_columns"
 MIXED = "mixed"  # not a distribution: rows are drawn from all distributions in turn
 COMMON = ("uniform", LARGE, "heavy_tail", SHIFTED, "constant", "tiny")  # for any op on real numbers
 OF_PRODUCTS = (*COMMON, "faint")  # for sums of products
-OF_BATCHES = (*COMMON, "shifted_columns")  # for statistics over the first dim
+OF_BATCHES = (*COMMON, SHIFTED_COLUMNS)  # for statistics over the first dim
 DISTRIBUTIONS = (NORMAL, *OF_BATCHES, "faint", MOVED, EXACT, "masked", "ties", "vast", "far_below")
 # Extremes: each is drawn for whole tensors, so that no other rows hide it, and every op meets each of them.
 ZERO, MINUTE, SUBNORMAL, SATURATING = "zero", "minute", "subnormal", "saturating"
+OVERFLOWING = "overflowing"  # finite numbers whose sums and products leave float16's range, which has to show
 NAN, INFINITE, MINUS_INF = "NaN", "infinite", "minus_inf_rows"
 SAVED_NAN = "saved_NaN"  # in what a backward op gets from the forward; the other extremes are of its gradients
 SAVED_INFINITE = "saved_infinite"  # the same, of elementwise ops; where PyTorch makes NaN of it, all is right
 CLASHING = "clashing"  # NaN beside an infinity in one row, or several infinities, each of which would be met alone
 NOT_FINITE = (NAN, SAVED_NAN, INFINITE, SAVED_INFINITE, MINUS_INF, CLASHING)
-EXTREMES = (ZERO, MINUTE, SUBNORMAL, SATURATING, *NOT_FINITE)
+EXTREMES = (ZERO, MINUTE, SUBNORMAL, SATURATING, OVERFLOWING, *NOT_FINITE)
 # Arrangements of every op with inputs that are not drawn by rows.
 NAN_IN_WEIGHTS, INFINITE_WEIGHTS, MINUTE_WEIGHTS = "NaN_in_weights", "infinite_weights", "minute_weights"
 OF_WEIGHTS = (NAN_IN_WEIGHTS, INFINITE_WEIGHTS, MINUTE_WEIGHTS)

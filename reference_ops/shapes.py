@@ -109,6 +109,43 @@ def past_few_bits(
     return tuple(dict.fromkeys(found))
 
 
+def powers_of_two(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
+    """Return a workload for each long dim in which it is the largest power of two that fits, and one for all others.
+
+    Such sizes are multiples of every tile: a kernel may take the last whole tile for an empty rest. Dims of small
+    listed workloads are rarely multiples of large tiles. Dims of images stay together, and independent rows are left
+    out, as tiles lie within those.
+    """
+    rows = op.varied[0].dims[:1] if op.by_rows and op.sharing_rows else ()
+    greatest = {name: most for name, (_, most) in ranges_of(op.listed).items() if name in dims_of(op) and most >= MANY}
+    powers = {name: 2 ** (most.bit_length() - 1) for name, most in greatest.items() if name not in rows}
+    of_images = any(len(tensor.dims) > RANK_OF_IMAGES for tensor in (*op.inputs, *op.outputs))
+    alone = [name for name in powers if greatest[name] >= LONG and not of_images]
+    others = {name: power for name, power in powers.items() if name not in alone}
+    found: list[Workload] = []
+    for sizes in filter(None, (*({name: powers[name]} for name in alone), others)):
+        tries = (_halved(op, near, sizes, accepts, most_bytes) for near in (*op.emulated, *op.awkward))
+        in_order = sorted(
+            filter(None, tries),
+            key=lambda one: (1 not in op.sizes(one).values(), _sizes(one)[next(iter(sizes))], -op.nbytes(one)),
+        )
+        found += in_order[-1:]
+    return tuple(dict.fromkeys(found))
+
+
+def _halved(
+    op: Op, near: Workload, sizes: Mapping[str, int], accepts: Callable[[Workload], bool], most_bytes: int
+) -> Workload | None:
+    """Return the workload with other sizes of some dims, the largest of which is halved until all is valid and fits."""
+    left = dict(sizes)
+    while max(left.values()) > 1:
+        tried = with_sizes(near, left)
+        if op.is_valid(tried) and op.nbytes(tried) <= most_bytes and accepts(tried):
+            return tried
+        left[max(left, key=left.__getitem__)] //= 2
+    return None
+
+
 def dims_of(op: Op) -> set[str]:
     return {name for tensor in (*op.inputs, *op.outputs) for name in tensor.dims}
 

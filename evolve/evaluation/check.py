@@ -21,7 +21,7 @@ from evolve.evaluation.buffers import (
     unwritten,
 )
 from evolve.evaluation.truth import truth
-from reference_ops.inputs import extreme_seeds, inputs_at, mixed_seed, mixtures_needed
+from reference_ops.inputs import extreme_seeds, few_extreme_seeds, inputs_at, mixed_seed, mixtures_needed
 from reference_ops.op import EXTREME_ROWS, MIXED, NORMAL, Op, Tensors, Workload
 from reference_ops.precision import TORCH_DTYPES
 
@@ -141,13 +141,15 @@ class Inspector:
         return agree
 
     def check_on(
-        self, program: Program, op: Op, workload: Workload, names: Iterable[str], *, in_graph: bool = False
-    ) -> None:
+        self, program: Program, op: Op, workload: Workload, names: Iterable[str], *, in_graph: bool = False,
+        few: bool = False,
+    ) -> None:  # fmt: skip
         """Check the program once on each of these distributions, extremes or arrangements of inputs.
 
+        With `few`, rows of extremes are drawn a few times, though there may be too few rows for all of them.
         With `in_graph`, the call is captured once in a CUDA graph, if the device has them, and replayed on each.
         """
-        if not (draws := [draw for name in names for draw in self._draws(op, workload, name)]):
+        if not (draws := [draw for name in names for draw in self._draws(op, workload, name, few=few)]):
             return
         if is_huge(op, workload):
             for draw in draws:
@@ -170,9 +172,11 @@ class Inspector:
                     raise RejectedError(error.outcome, f"{error.log} (only in a CUDA graph)") from error
                 raise
 
-    def _draws(self, op: Op, workload: Workload, values: str) -> list[Draw]:
-        """Return one draw of these values; of rows of extremes, as many as hold every extreme."""
-        seeds = extreme_seeds(op, workload, self.rng) if values == EXTREME_ROWS else [self.rng.randrange(2**31)]
+    def _draws(self, op: Op, workload: Workload, values: str, *, few: bool) -> list[Draw]:
+        """Return one draw of these values; of rows of extremes, as many as hold every extreme, or a `few`."""
+        if values != EXTREME_ROWS:
+            return [Draw(op, workload, self.rng.randrange(2**31), values)]
+        seeds = (few_extreme_seeds if few else extreme_seeds)(op, workload, self.rng)
         return [Draw(op, workload, seed, values) for seed in seeds]
 
     def _run_again(

@@ -15,9 +15,17 @@ from archive.records import DeviceInfo, Evaluation, Outcome, Traits, content_id
 from evolve.devices.choose import policy_of
 from evolve.devices.device import CompileResult, RejectedError
 from evolve.op_on_device import all_flops, point, signature
-from reference_ops.edges import equal_sizes, far_apart, long_rows, small_sizes, special_parameters, windows_past_borders
+from reference_ops.edges import (
+    beyond_listed,
+    equal_sizes,
+    far_apart,
+    long_rows,
+    small_sizes,
+    special_parameters,
+    windows_past_borders,
+)
 from reference_ops.op import Op, Workload
-from reference_ops.shapes import held_out, past_few_bits, stretched, thinned, without_rows
+from reference_ops.shapes import held_out, past_few_bits, powers_of_two, stretched, thinned, without_rows
 
 HELD_OUT, HELD_OUT_TO_CONFIRM = 2, 6
 # A champion is also tested at a shape nearly as large as the largest declared: some faults show only there.
@@ -36,8 +44,8 @@ class Shapes:
     held_out: tuple[Workload, ...]
     stretched: tuple[Workload, ...]  # larger in one dim than any that the op lists
     long: tuple[Workload, ...]  # the longest listed rows, one for each distribution, or a single one
-    # Checked on few inputs: parameters at zero or far apart, sizes of 1 to 4, equal or past few bits.
-    once: tuple[Workload, ...]
+    once: tuple[Workload, ...]  # checked on few inputs: parameters at zero or far apart, sizes past few bits
+    edges: tuple[Workload, ...]  # the same: sizes of 1 to 4, equal ones, powers of two, large parameters
     thin: tuple[Workload, ...]  # declared rows, but few of them, for slow tools; only to confirm
     skipped: tuple[str, ...]  # declared workloads that the plan does not accept, and why
 
@@ -52,12 +60,13 @@ class Compiled(Generic[P]):
     stretched: tuple[tuple[Workload, P], ...] = ()
     long: tuple[tuple[Workload, P], ...] = ()
     once: tuple[tuple[Workload, P], ...] = ()
+    edges: tuple[tuple[Workload, P], ...] = ()
     thin: tuple[tuple[Workload, P], ...] = ()
     skipped: tuple[str, ...] = ()  # declared workloads without a program, and why
 
     @property
     def everywhere(self) -> tuple[tuple[Workload, P], ...]:
-        return (*self.awkward, *self.held_out, *self.once, *self.long, *self.stretched, *self.declared)
+        return (*self.awkward, *self.held_out, *self.once, *self.edges, *self.long, *self.stretched, *self.declared)
 
 
 @dataclass(frozen=True)
@@ -95,14 +104,16 @@ class Compilation(Generic[P]):
         rows = long_rows(op, accepts, rng, policy.stretched_bytes)
         edges = small_sizes(op, accepts, rng, policy.held_out_bytes)
         edges += equal_sizes(op, accepts, rng, policy.held_out_bytes)
+        edges += powers_of_two(op, accepts_long, policy.held_out_bytes)
+        edges += beyond_listed(op, accepts, policy.held_out_bytes)
         if policy.edge_shapes is not None and not confirm:
             edges = tuple(rng.sample(edges, min(policy.edge_shapes, len(edges))))
         single = special_parameters(op, accepts, policy.held_out_bytes)
-        single += far_apart(op, accepts, policy.held_out_bytes) + edges
+        single += far_apart(op, accepts, policy.held_out_bytes)
         single += windows_past_borders(op, accepts, policy.held_out_bytes)
         single += past_few_bits(op, accepts_long, rng, policy.stretched_bytes)
         few = few_rows(op, declared, accepts) if confirm else ()
-        return Shapes(declared, self._accepted(op.awkward)[0], drawn, longer, rows, single, few, skipped)
+        return Shapes(declared, self._accepted(op.awkward)[0], drawn, longer, rows, single, edges, few, skipped)
 
     def everything(self, seed: int, *, confirm: bool) -> Compiled[P]:
         """Compile for all workloads of an evaluation."""
@@ -124,13 +135,14 @@ class Compilation(Generic[P]):
             stretched=self.at(shapes.stretched),
             long=self.at(shapes.long),
             once=self.at(shapes.once),
+            edges=self.at(shapes.edges),
             thin=self.at(shapes.thin),
         )
 
     def as_declared(self) -> Compiled[P]:
         """Compile for the declared workloads alone."""
         declared, skipped = self._declared()
-        return self.listed(Shapes(declared, (), (), (), (), (), (), skipped), ())
+        return self.listed(Shapes(declared, (), (), (), (), (), (), (), skipped), ())
 
     def at(self, workloads: Iterable[Workload]) -> tuple[tuple[Workload, P], ...]:
         """Return a program for each of these workloads at which the kernel is legal."""

@@ -31,10 +31,11 @@ from reference_ops.op import (
     NORMAL,
     OF_WEIGHTS,
     SHIFTED,
+    SHIFTED_COLUMNS,
     Op,
     Workload,
 )
-from reference_ops.shapes import without_rows
+from reference_ops.shapes import integers_of, without_rows
 
 EXTREMES_AT_ONCE = 2  # at a declared workload whose rows depend on each other
 SMALL_BYTES = 2**22  # of a workload that meets every extreme
@@ -173,6 +174,7 @@ def defined_ones(programs: Compiled[Program], op: Op, device: Device) -> Compile
         stretched=accepted(programs.stretched),
         long=accepted(programs.long),
         once=accepted(programs.once, finite=True),
+        edges=accepted(programs.edges, finite=True),
         thin=accepted(programs.thin),
     )
 
@@ -202,7 +204,8 @@ def check_extremes(programs: Compiled[Program], op: Op, inspector: Inspector) ->
 def check_once(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
     """Check edges on normal inputs, long rows on all distributions, and a single one on those that hide in no other.
 
-    Where a term vanishes, also check on what is not finite, whose product with zero is NaN.
+    Where a term vanishes, also check on what is not finite, whose product with zero is NaN. Where a size is 1, which
+    kernels treat apart, also check on a few extremes.
     """
     for workload, program in programs.long:
         alone = [name for name in OF_A_SINGLE_ROW if name in (*op.values, *op.extremes)]
@@ -211,6 +214,20 @@ def check_once(programs: Compiled[Program], op: Op, inspector: Inspector) -> Non
     for workload, program in programs.once:
         names = (NORMAL, *not_finite) if has_vanishing_term(op, workload) else (NORMAL,)
         inspector.check_on(program, op, workload, names)
+    for workload, program in programs.edges:
+        inspector.check_on(program, op, workload, (NORMAL,))
+    for workload, program in (*programs.awkward, *programs.edges):
+        if 1 in (*op.sizes(workload).values(), *dict(integers_of(workload)).values()):
+            inspector.check_on(program, op, workload, _few_extremes(op), few=True)
+
+
+def _few_extremes(op: Op) -> tuple[str, ...]:
+    """Return what is checked where a size is 1: rows of extremes, or NaN and numbers far from zero."""
+    if has_rows_of_extremes(op):
+        return (EXTREME_ROWS,)
+    met = (*op.values, *op.extremes)
+    far = [name for name in (SHIFTED_COLUMNS, SHIFTED) if name in met][:1]
+    return (*far, *[name for name in (NAN,) if name in met])
 
 
 def check_stretched(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:

@@ -223,6 +223,7 @@ AT = {
     "minute": "all inputs, or all gradients, are around 1e-8 here: nothing may pass through float16, no fixed point",
     "subnormal": "all inputs are subnormal here: they are numbers, not zeros",
     "saturating": "all inputs are around 100 here: exponentials overflow, so inf/inf must not occur",
+    "overflowing": "inputs reach the largest float16 here: what exceeds it must become infinite in float16, not 65504",
     "NaN": "some inputs are NaN here, and results must be NaN where PyTorch's are: fmaxf(NaN, y) is y, and comparisons "
     "with NaN are false, so keep it by x != x ? x : ...",
     "infinite": "some inputs are infinite here: inf * 0 and inf - inf are NaN, which must occur only where they do in "

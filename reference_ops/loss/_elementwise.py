@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from reference_ops.arrangements import nan_in, scaled
+from reference_ops.arrangements import nan_at_the_end, nan_in, scaled
 from reference_ops.op import Number, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
 
@@ -61,7 +61,7 @@ def elementwise(
             gpu=gpu,
             emulated=emulated,
             awkward=awkward,
-            arranged=nan_in("x", "target"),
+            arranged={**nan_in("x", "target"), **nan_at_the_end("x")},
             flops=lambda dims: flops * dims["n"],
             # The default factor suffices for partial sums in float32, as in PyTorch, added as blocks finish.
             tolerance=Tolerance(sums="added_up"),

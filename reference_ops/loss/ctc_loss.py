@@ -106,7 +106,17 @@ def full_lengths(inputs: Tensors, _: torch.Generator, known: Mapping[str, int]) 
     inputs["input_lengths"].fill_(known["time"])
 
 
-FORWARD = {
+def too_few_frames(inputs: Tensors, _: torch.Generator, __: Mapping[str, int]) -> None:
+    """Give every other sample one frame less than its labels, but at least one, and all of them equal labels.
+
+    A target that does not fit into its frames is impossible: the loss is infinite.
+    """
+    inputs["targets"][1::2] = 1
+    inputs["input_lengths"][::2] = (inputs["target_lengths"][::2] - 1).clamp_(min=1)
+    inputs["input_lengths"][1::2] = inputs["target_lengths"][1::2]
+
+
+ALWAYS_POSSIBLE = {
     "no_labels": filled(target_lengths=0),
     "full_lengths": full_lengths,
     "one_label": filled(targets=1, target_lengths=1),
@@ -182,7 +192,7 @@ ops = (
         awkward=AWKWARD,
         by_rows=False,
         draw=draw_samples,
-        arranged=FORWARD,
+        arranged={**ALWAYS_POSSIBLE, "too_few_frames": too_few_frames},
         valid=is_possible,
         touched={"log_probs": read_in_forward},
         flops=lambda dims: 8 * steps(dims),
@@ -208,7 +218,7 @@ ops = (
         values=MODERATE,
         by_rows=False,
         draw=draw_backward,
-        arranged=then(FORWARD, save_forward),
+        arranged=then(ALWAYS_POSSIBLE, save_forward),
         exempt=dict.fromkeys(
             (*NOT_FINITE, COUNTED_NAN), "the gradient of a class that no target has is exp(-inf + loss) in PyTorch"
         ),

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from reference_ops.arrangements import nan_in, scaled
+from reference_ops.arrangements import nan_at_the_end, nan_in, scaled
 from reference_ops.loss._elementwise import draw_grad_loss
 from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
@@ -75,7 +75,12 @@ ops = (
         awkward=AWKWARD,
         values=VALUES,
         draw=draw_distributions,
-        arranged={**nan_in("log_probs", "target"), "zeros_in_target": zeros, "target_below_zero": one_below_zero},
+        arranged={
+            **nan_in("log_probs", "target"),
+            **nan_at_the_end("log_probs"),
+            "zeros_in_target": zeros,
+            "target_below_zero": one_below_zero,
+        },
         flops=lambda dims: 4 * dims["rows"] * dims["cols"],  # a logarithm, subtract, multiply and add
         # The logarithms are a hundred times larger than their sum, and bfloat16 has only a few hundred different ones:
         # roundings repeat instead of averaging out. The error is up to six roundings of the loss in PyTorch's order, 11

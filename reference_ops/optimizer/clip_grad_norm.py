@@ -2,6 +2,7 @@
 
 import torch
 
+from reference_ops.arrangements import nan_at_the_end
 from reference_ops.op import OF_PRODUCTS, Op, Tolerance, rotated, tensors, workloads
 
 
@@ -40,6 +41,7 @@ op = Op(
     # element here, so "constant" gives normal numbers.
     values=tuple(name for name in OF_PRODUCTS if name not in ("tiny", "constant")),
     by_rows=False,  # every value is scaled by the norm of all
+    arranged=nan_at_the_end("grad"),
     valid=lambda known: known["max_norm"] >= 0,
     flops=lambda dims: 3 * dims["n"],
     # All elements share the error of one norm: three or four roundings, each of which may be exact in PyTorch. No

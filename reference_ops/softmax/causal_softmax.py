@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
+from reference_ops.arrangements import runs_of_minus_inf
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
 from reference_ops.softmax.masked_softmax import at, scaled_as_called
@@ -61,6 +62,7 @@ forward = Op(
         scale=0.125,
     ),
     values=(*COMMON, "far_below"),  # "masked" would leave the first query no key
+    arranged=runs_of_minus_inf("x"),  # padding before or behind a prompt
     valid=lambda known: known["queries"] <= known["keys"],
     touched={"x": seen},
     flops=lambda dims: 5 * seen(dims),

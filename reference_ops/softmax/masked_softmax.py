@@ -2,7 +2,7 @@
 
 import torch
 
-from reference_ops.arrangements import of_mask, then
+from reference_ops.arrangements import of_mask, runs_of_minus_inf, then
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
 from reference_ops.softmax.softmax import OF_GRADIENTS, backward_as_called
@@ -71,7 +71,7 @@ forward = Op(
     ),
     values=(*COMMON, "far_below"),  # together with the mask, "masked" would hide whole rows
     draw=some_masked,
-    arranged=of_mask("mask", hides=True),
+    arranged={**of_mask("mask", hides=True), **runs_of_minus_inf("x")},
     flops=lambda dims: 5 * dims["batch"] * dims["heads"] * dims["queries"] * dims["keys"],
     # The default factor suffices: PyTorch also accumulates in float32 and rounds once.
     tolerance=Tolerance(sums="keys", relative=True),

@@ -217,7 +217,7 @@ def test_a_gpu_gets_a_few_small_shapes_in_each_evaluation_and_all_of_them_to_con
     kernel = library.plain("softmax")[0]
 
     def drawn(seed: int, *, confirm: bool) -> set[str]:
-        found = Compilation(kernel, op, info, ScriptedProgram).everything(seed, confirm=confirm).once
+        found = Compilation(kernel, op, info, ScriptedProgram).everything(seed, confirm=confirm).edges
         return {workload.key for workload, _ in found if max(dict(workload.dims).values()) < 100}
 
     every = drawn(1, confirm=True)

@@ -143,7 +143,7 @@ NARROW = Workload("float32", (("rows", 2**14), ("cols", 64)))
 def whole(*thin: Workload) -> list[Workload]:
     """Return which of three declared workloads are run whole if a kernel also accepts these."""
     declared, few = (tuple((workload, program()) for workload in some) for some in ((LARGER, LARGE, NARROW), thin))
-    return [workload for workload, _ in without_small_form(Compiled(declared, (), (), (), (), (), few, ()), ROWS)]
+    return [workload for workload, _ in without_small_form(Compiled(declared, (), (), (), (), (), (), few, ()), ROWS)]
 
 
 def test_a_declared_workload_without_a_form_of_few_rows_is_run_whole() -> None:

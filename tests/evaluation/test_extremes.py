@@ -23,7 +23,20 @@ from evolve.evaluation.evaluate import (
     envelope,
 )
 from reference_ops.arrangements import of_order
-from reference_ops.op import INFINITE, LARGE, MINUS_INF, MINUTE, NAN, NORMAL, ZERO, Op, Workload, tensors, workloads
+from reference_ops.op import (
+    INFINITE,
+    LARGE,
+    MINUS_INF,
+    MINUTE,
+    NAN,
+    NORMAL,
+    OVERFLOWING,
+    ZERO,
+    Op,
+    Workload,
+    tensors,
+    workloads,
+)
 
 Tensors = Mapping[str, torch.Tensor]
 Work = Callable[[Tensors], None]
@@ -49,7 +62,7 @@ def compiled(work: Work, op: Op = OP) -> Compiled[object]:
     def all_at(places: tuple[Workload, ...]) -> tuple[tuple[Workload, object], ...]:
         return tuple((workload, program(work)) for workload in places)
 
-    return Compiled(all_at(op.emulated), all_at(op.awkward), (), all_at(LONG), all_at(ROWS), all_at(EDGES), (), ())
+    return Compiled(all_at(op.emulated), all_at(op.awkward), (), all_at(LONG), all_at(ROWS), all_at(EDGES), (), (), ())
 
 
 def inspector(checks: list[Check], seed: int = 3) -> Inspector:
@@ -137,6 +150,17 @@ def test_an_edge_meets_normal_numbers_and_where_a_term_vanishes_what_is_not_fini
     check_once(programs, op, inspector(checks))  # type: ignore[arg-type]
     assert {check.values for check in checks} == {NORMAL, NAN, INFINITE}
     assert once(OP)[EDGES[0].key] == {NORMAL}
+
+
+def test_where_a_size_is_one_rows_are_met_that_overflow_or_are_not_finite() -> None:
+    checks: list[Check] = []
+    (column,) = workloads("float32", {"rows": 4, "cols": 1})
+    programs = replace(compiled(clipped), awkward=(), edges=((column, program(clipped)),))
+    check_once(programs, OP, inspector(checks))  # type: ignore[arg-type]
+    assert {one.values for one in checks if one.workload == column.key} >= {
+        NORMAL,
+        *OP.extremes[OP.extremes.index(OVERFLOWING) :],
+    }
 
 
 def test_a_distribution_that_no_rows_have_met_is_drawn_on_its_own() -> None:

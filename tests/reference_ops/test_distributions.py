@@ -118,8 +118,18 @@ def test_masked_rows_keep_a_finite_entry(dtype: torch.dtype, cols: int) -> None:
     assert tensor[~tensor.isfinite()].eq(-torch.inf).all()
 
 
-def test_half_of_the_masked_entries_are_infinite() -> None:
-    assert abs(drawn("masked", torch.float32).isinf().float().mean() - 0.5) < 0.02
+def test_masked_rows_begin_or_end_with_a_run_of_minus_inf_or_have_it_anywhere() -> None:
+    masked = drawn("masked", torch.float32, (300, 64)).isinf()
+    first, last = masked[:, :32].all(1), masked[:, 32:].all(1)
+    for run in (first, last):
+        assert abs(run.float().mean() - 1 / 3) < 0.01
+    assert abs(masked[~(first | last)].float().mean() - 0.5) < 0.02
+
+
+def test_the_last_element_is_never_a_number_where_rows_hold_nan() -> None:
+    for seed in range(5):
+        assert drawn("NaN", torch.float32, (9, 40), seed)[-1, -1].isnan()
+        assert drawn("NaN", torch.float32, (100,), seed)[-1].isnan()
 
 
 @dtypes

@@ -13,6 +13,7 @@ from reference_ops.edges import (
     LEAST_EQUAL,
     MOST_SMALL,
     SPECIAL,
+    beyond_listed,
     equal_sizes,
     far_apart,
     has_vanishing_term,
@@ -79,6 +80,29 @@ def test_a_stride_is_once_beyond_its_window_and_a_padding_beyond_its_filter() ->
     assert any(known(w)["stride"] > known(w)["kernel"] and known(w)["l"] > known(w)["stride"] for w in pool)
     assert any(known(w)["stride"] > max(known(w)["r"], known(w)["s"]) for w in conv)
     assert any(known(w)["padding"] > max(known(w)["r"], known(w)["s"]) for w in conv)
+
+
+def test_integer_parameters_are_once_greater_than_all_listed_ones_together_if_possible() -> None:
+    (pool,) = beyond_listed(catalog.load("max_pool2d"), anything, 2**18)
+    assert (known(pool)["kernel"], known(pool)["stride"], known(pool)["padding"]) == (11, 7, 5)
+    (groups,) = beyond_listed(catalog.load("group_norm"), anything, 2**18)
+    assert known(groups)["groups"] == 65
+    assert known(groups)["channels"] % 65 == 0
+    apart = beyond_listed(catalog.load("grouped_conv2d"), anything, 2**18)
+    assert [max(known(w)["stride"] - 3, 0) + max(known(w)["groups"] - 32, 0) > 0 for w in apart].count(True) == 2
+
+
+def test_an_ignored_class_is_drawn_beyond_those_below_zero() -> None:
+    (ignored,) = beyond_listed(catalog.load("cross_entropy"), anything, 2**18)
+    assert 1 < known(ignored)["ignore_index"] < known(ignored)["vocab"]
+
+
+def test_parameters_are_not_drawn_beyond_what_the_kernel_takes() -> None:
+    def takes(workload: Workload) -> bool:
+        return known(workload)["kernel"] <= 8
+
+    (pool,) = beyond_listed(catalog.load("max_pool2d"), takes, 2**18)
+    assert known(pool)["kernel"] == 8
 
 
 @each(OPS, quick=some())

@@ -13,7 +13,7 @@ from each import each
 from reference_ops import catalog
 from reference_ops.inputs import inputs_at
 from reference_ops.op import Op, Workload
-from reference_ops.shapes import PAST_16_BITS, held_out, past_few_bits, stretched
+from reference_ops.shapes import PAST_16_BITS, held_out, past_few_bits, powers_of_two, stretched
 
 MOST_BYTES = 64 << 20
 OPS = {name: catalog.load(name) for name in catalog.names()}
@@ -262,3 +262,17 @@ def test_a_dim_that_is_never_long_or_longer_already_does_not_pass_few_bits() -> 
     drawn = past_few_bits(catalog.load("conv2d"), anything, random.Random(1), 2**21)
     assert max(size(workload, "r") for workload in drawn) <= 7
     assert not past_few_bits(catalog.load("relu"), anything, random.Random(1), 2**24)
+
+
+def test_each_long_dim_is_once_a_power_of_two_and_the_other_dims_together() -> None:
+    rows, features = powers_of_two(catalog.load("gemm"), anything, 2**18)
+    assert (size(rows, "n"), size(features, "k")) == (2048, 1024)
+    (rope,) = powers_of_two(catalog.load("rope"), anything, 2**18)
+    assert size(rope, "half") == size(rope, "seq") == 64
+    (conv,) = powers_of_two(catalog.load("conv2d"), anything, 2**18)
+    assert all(size(conv, name).bit_count() == 1 for name in ("channels", "filters", "height", "width"))
+
+
+def test_a_power_of_two_is_halved_until_the_kernel_takes_it() -> None:
+    (short,) = powers_of_two(catalog.load("softmax"), lambda one: size(one, "cols") < 1000, 2**18)
+    assert size(short, "cols") == 512
