@@ -273,7 +273,7 @@ def _subject(kernel_id: str, device: str) -> str:
 
 
 def _verdict(folder: Folder, name: str) -> Evaluation:
-    """Return a verdict. Raises ArchiveError if it is damaged or claims what cannot be."""
+    """Return a verdict. Raises ArchiveError if it is damaged or holds impossible records."""
     try:
         message = decode(folder.read(name))
         if isinstance(message, Done):

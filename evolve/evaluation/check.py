@@ -214,7 +214,8 @@ class Inspector:
     def _leave_memory(self, own: list[torch.Tensor], *, timed: bool) -> None:
         """Put outputs and workspace into a state that occurs in use: as the last call left them, random, or zero.
 
-        On a timed workload they stay as left, so that a kernel fails if it finds its own mark and skips its work.
+        On a timed workload they stay as the last call left them, so that a kernel which finds its mark there and skips
+        its work fails.
         """
         if timed:
             return

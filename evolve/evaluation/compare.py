@@ -28,7 +28,7 @@ from reference_ops.op import Tolerance
 
 CUT_OFF_FACTOR = 1.75
 EDGE = 2.0**-8  # relative distance from the largest number: a few roundings of float16
-RELATIVE, RELATIVE_ROUNDINGS = 2.0**-6, 8  # allowed of an element that counts relatively, or so many roundings
+RELATIVE, RELATIVE_ROUNDINGS = 2.0**-6, 8  # share of an element that its error may be, or this many roundings
 NEARLY, FEW_OFF = 4, 8  # at most 8 of many rows may exceed the allowed error by chance, and by less than 4 times
 FAR, FAR_IN_16_BITS = 4096, 64  # times the allowed error; rounding of the inputs is not considered beyond this
 

@@ -238,7 +238,7 @@ def _row_shape(op: Op, spec: TensorSpec, workload: Workload) -> tuple[int, ...]:
 
 
 def _compiled(inspector: Inspector, kernel: Kernel, op: Op, workload: Workload) -> Program | None:
-    """Return the program, or None if the kernel is not for so large a workload: then it claims a bound."""
+    """Return the program, or None if the kernel does not accept so large a workload."""
     inspector.watch("compile")
     try:
         return inspector.device.compile(bound_at(kernel, op, workload, inspector.device.info))

@@ -1,14 +1,16 @@
 """Embedding: rows of a table selected by indices, and the gradient of the table."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 
 from reference_ops.arrangements import of_indices
-from reference_ops.movement._repeats import different, draw_repeats, most_repeats
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
 from reference_ops.precision import wide
+
+STEPS = 64  # of the integral by which different indices are counted
 
 
 def embedding(weight: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -22,6 +24,24 @@ def embedding_backward(grad_out: torch.Tensor, indices: torch.Tensor, vocab: int
 def backward_as_called(grad_out: torch.Tensor, indices: torch.Tensor, vocab: int) -> torch.Tensor:
     grad_weight: torch.Tensor = torch.ops.aten.embedding_dense_backward(grad_out, indices, vocab, -1, False)
     return grad_weight
+
+
+def draw_repeats(indices: torch.Tensor, count: int, generator: torch.Generator) -> None:
+    """Draw indices below `count`: the lowest occurs about sqrt(count) / 2 times as often as the middle ones."""
+    chance = torch.empty(indices.shape, device=indices.device).uniform_(generator=generator)
+    indices.copy_(chance.square_().mul_(count)).clamp_(max=count - 1)
+
+
+def most_repeats(drawn: int, count: int) -> int:
+    """Estimate how often the lowest index occurs."""
+    return math.ceil(drawn / math.sqrt(count))
+
+
+def different(drawn: int, count: int) -> int:
+    """Estimate how many different indices occur: the sum of their probabilities of occurring, as an integral."""
+    roots = [(step + 0.5) / STEPS for step in range(STEPS)]
+    share = sum(2 * root * (1 - math.exp(-drawn / (2 * count * root))) for root in roots) / STEPS
+    return max(1, int(count * share))
 
 
 def draw(inputs: Tensors, generator: torch.Generator) -> None:

@@ -51,7 +51,7 @@ ops = (
         outputs=tensors(out="n h w c"),
         gpu=(
             *workloads("bfloat16 float32 float16", images(64, 256, 56, 56)),
-            *workloads("bfloat16", images(128, 3, 224, 224)),  # what comes from a loader
+            *workloads("bfloat16", images(128, 3, 224, 224)),  # images as a data loader returns them
             *workloads("bfloat16", images(64, 2048, 7, 7)),
             *workloads("float32", images(4, 320, 128, 128)),  # Stable Diffusion
             *workloads("bfloat16", images(31, 67, 61, 43)),

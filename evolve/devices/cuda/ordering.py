@@ -367,7 +367,7 @@ def _shown(view: View, write: int, flag: int, load: int) -> bool:
 
 
 def _cached(view: View, signal: int, loads: list[int]) -> Iterator[Fault]:
-    """Yield a plain load, without a fence since the signal, of what other blocks have written."""
+    """Yield plain loads of memory that other blocks have written, without a fence since their signal."""
     written = frozenset[str]().union(*(view.buffers[write] for write in view.writes if write != signal))
     unordered = view.entry.reached([signal], view.fenced)
     for load in loads:

@@ -120,7 +120,7 @@ class Learning:
     def _by_names(
         self, needs: tuple[bool, ...], saved: tuple[Tensor, ...], grads: tuple[Gradient, ...]
     ) -> tuple[Gradient, ...]:
-        """Return the gradients whether or not they can be differentiated again, and where some are missing."""
+        """Return the gradient of each tensor. Some of `grads` may be missing, and it may be differentiated again."""
         gradients = self.gradients
         found: list[Gradient] = [None] * len(needs)
         if all(grad is None for grad in grads):
