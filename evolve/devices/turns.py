@@ -16,8 +16,8 @@ from pathlib import Path
 EVERYWHERE = Path("/tmp")  # noqa: S108 - the files hold nothing, and are opened without following links
 FOR_ALL = 0o777
 FILES = ("device.lock", "queue.lock")
-# The phases of an evaluation in which others may use the device too, and those that do not use it themselves: the
-# sanitizer's processes take turns of their own.
+# Phases of an evaluation in which others may use the device too, and phases that do not use it. The sanitizer's
+# processes take turns of their own.
 TOGETHER = ("run", "check")
 ELSEWHERE = ("compile", "prepare", "sanitize")
 FOLDER = "EVOLVE_TURNS"  # the environment variable that tells such processes where the locks are

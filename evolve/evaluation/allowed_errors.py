@@ -42,7 +42,7 @@ def summed(terms: int, *, alike: bool, running: bool = False) -> Sums:
     """Return the error that is allowed for a sum of this many terms.
 
     On average, twice that of a block of 256 threads: each adds up every 256th term, then their sums are added in pairs.
-    A single thread may add up a short row, whose roundings cancel, and a longer one of terms that are alike. A
+    For short rows, whose roundings cancel, and for longer rows of similar terms, it is the error of a single thread. A
     `running` sum, whose order is given, may be as far off in a row of any length. A single element may be as far off
     as where one thread adds small terms to a large sum: all roundings go the same way. Two roundings are always
     allowed, as in a sum that is multiplied by the inverse of a count.

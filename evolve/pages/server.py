@@ -110,7 +110,7 @@ class Pages:
 
 @dataclass(frozen=True)
 class Guard:
-    """Lets only reading requests from this machine's browser pass, and sets the headers of every answer."""
+    """Filter that passes only reading requests from a browser on this machine, and sets the headers of every answer."""
 
     app: ASGIApp
 
