@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from reference_ops.distributions import fill, sprinkle
-from reference_ops.op import Arrange, Tensors
+from reference_ops.op import RUNS_OF_MINUS_INF, Arrange, Tensors
 
 WIDEST_BITS, WIDEST_BITS_IN_FLOAT16 = 14, 6  # of scales along a sum of products: from 2**-14 to 2**14
 SHARE_OF_BLOCK = 3  # a block hides one key in three
@@ -184,7 +184,7 @@ def runs_of_minus_inf(name: str) -> Mapping[str, Arrange]:
         for turn, places in ((first, at), (1 - first, at.flip(-1))):
             rows[turn::2].masked_fill_(places[turn::2] < cuts[turn::2].clamp(max=size - 1), -math.inf)
 
-    return {f"{name}_begins_or_ends_with_minus_inf": arrange}
+    return {f"{name}_{RUNS_OF_MINUS_INF}": arrange}
 
 
 def planes_of_minus_inf(name: str) -> Mapping[str, Arrange]:

@@ -29,6 +29,7 @@ from reference_ops.op import (
     NOT_FINITE,
     OPPOSITE_INFINITIES,
     OVERFLOWING,
+    RUNS_OF_MINUS_INF,
     SAVED_INFINITE,
     SAVED_NAN,
     SUBNORMAL,
@@ -70,7 +71,8 @@ class RowGroup:
     @property
     def not_finite(self) -> bool:
         """Whether some inputs are not finite."""
-        return self.values in (*NOT_FINITE, *MEETING) or self.counts_where_it_matters
+        known = self.values in (*NOT_FINITE, *MEETING) or self.values.endswith(RUNS_OF_MINUS_INF)
+        return known or self.counts_where_it_matters
 
     @property
     def nan_is_open(self) -> bool:

@@ -67,6 +67,7 @@ OF_WEIGHTS = (NAN_IN_WEIGHTS, INFINITE_WEIGHTS, MINUTE_WEIGHTS)
 MEETING = EQUAL_INFINITIES, OPPOSITE_INFINITIES = "equal_infinities", "opposite_infinities"
 # An arrangement for each input of an op that exempts NaN, unless it exempts this too: NaN where a result depends on it.
 COUNTED_NAN = "NaN_that_counts"
+RUNS_OF_MINUS_INF = "begins_or_ends_with_minus_inf"  # ends the name of an arrangement of an input
 EXTREME_ROWS = "extreme_rows"  # rows of every extreme in turn, as in "mixed"
 
 GRADIENT = "grad_"  # begins the names of the gradients that a backward op gets
