@@ -210,3 +210,15 @@ def test_gradients_of_gradients_of_random_calls_are_as_exact_as_pytorchs(name: s
         for ours, pytorchs, true in zip(twice(function, given, torch.float32), theirs, exact, strict=True):
             most = 4 * (pytorchs - true).abs().max() + 1e-5 * true.abs().max() + 1e-6
             assert (ours - true).abs().max() <= most, number
+
+
+@pytest.mark.parametrize("padding", [0, -1])
+def test_a_row_of_padding_gets_no_gradient_from_a_call_that_was_seen_before(padding: int, tmp_path: Path) -> None:
+    machine = EmulatedMachine(by_reference=True)
+    embedding = Function(FORMS["embedding"], primitives(["embedding", "embedding_backward"], tmp_path, machine))
+    for _ in range(3):
+        at, weights = torch.randint(5, (4, 6)), [x.requires_grad_() for x in torch.randn(1, 5, 8).repeat(2, 1, 1)]
+        embedding(at, weights[0] * 1, padding).sin().sum().backward()
+        torch.nn.functional.embedding(at, weights[1] * 1, padding).sin().sum().backward()
+        torch.testing.assert_close(*[weight.grad for weight in weights])
+    assert machine.planned_launches

@@ -31,7 +31,8 @@ class Call(NamedTuple):
     finish: Callable[[tuple[Tensor, ...]], Any]
     after_bytes: int = 0  # of results that `finish` copies or adds to; the kernel must save more than that takes
     changes: bool = False  # whether `finish` changes tensors of the caller, such as running statistics
-    can_be_planned: bool = True  # whether gradients of the views are those of the caller's tensors
+    # A tensor of the caller's, what is in its place among the views, and what makes that, if it has other gradients.
+    replaced: tuple[Tensor, Tensor, Callable[[Tensor], Tensor]] | None = None
 
 
 # Arguments of calls of which another one is composed. It is sent each result, and returns its own.

@@ -29,6 +29,7 @@ from evolve.export.template.plans import (
     saves,
     tensors_in,
     with_casts,
+    with_replaced,
 )
 from evolve.export.template.registering import Registry
 from evolve.export.template.unrolled import REFUSALS, Kinds, Run
@@ -141,8 +142,8 @@ class Function:
             parts = self._parts(arguments, named)
             return Attempt(self._composed(parts) if parts else ELSEWHERE, is_whole=parts is None)
         if decided:
-            place, launch = decided
-            return Attempt(calls[place].finish(launch(*calls[place].views)))
+            call = calls[decided[0]]
+            return Attempt(call.finish(decided[1](*call.views)))
         is_slow = False
         for place, call in enumerate(calls):
             if primitive := self.primitives.get(call.op):
@@ -170,15 +171,17 @@ class Function:
         """Return the plan of a call that was just made."""
         call, decision = found.call, found.decision
         if found.result is ELSEWHERE and found.is_whole:
-            # While a graph is captured, the host's time does not count.
-            return self._pytorch_unless_captured if found.is_slow else by_pytorch
+            return self._pytorch_unless_captured if found.is_slow else by_pytorch  # host time is not captured
         if call is None or decision is None or not decision.ready:
             return unplanned
-        if call.changes or not (call.can_be_planned and COUNTERS.isdisjoint(call.parameters)):
+        if call.changes or not COUNTERS.isdisjoint(call.parameters):
             return unplanned
         reads = tuple(starmap(Reading, zip(call.views, decision.inputs, strict=True)))
         made = Made(reads, found.outputs, found.result, call.parameters)
-        run = runnable(decision.ready, made, found.given, self.primitives[call.op].gradients)
+        given = [call.replaced[1] if call.replaced and x is call.replaced[0] else x for x in found.given]
+        run = runnable(decision.ready, made, given, self.primitives[call.op].gradients)
+        if run and call.replaced:
+            run = partial(with_replaced, run, [x is call.replaced[1] for x in given].index(True), call.replaced[2])
         casts = [None if x is own else own.dtype for x, own in zip(tensors, found.given, strict=True)]
         return partial(with_casts, run, casts) if run and any(casts) else run or unplanned
 

@@ -1,6 +1,7 @@
 """Products of matrices, attention and lookups with PyTorch's signatures."""
 
 import operator
+from functools import partial
 from typing import Any
 
 import torch
@@ -115,9 +116,17 @@ def embedding(
         return "there is no such row of padding"
     if padding_idx is None or not (weight.requires_grad and torch.is_grad_enabled()):
         return Call("embedding", (weight, input), {}, first)
-    # A plan would give the gradient to the weight itself; the row takes one more launch.
     apply: Any = _Padded.apply
-    return Call("embedding", (apply(weight, padding_idx), input), {}, first, 1, can_be_planned=False)
+    padded, make = apply(weight, padding_idx), partial(_padded, padding=padding_idx)
+    # The row of the gradient takes one more launch.
+    return Call("embedding", (padded, input), {}, first, 1, replaced=(weight, padded, make))
+
+
+def _padded(weight: Tensor, *, padding: int) -> Tensor:
+    # What the class method `apply` does, besides looking for transforms of torch.func, which was done.
+    kind: Any = _Padded
+    found: Tensor = super(torch.autograd.Function, kind).apply(weight, padding)
+    return found
 
 
 class _Padded(torch.autograd.Function):

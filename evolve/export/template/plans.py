@@ -5,7 +5,7 @@ the modes of PyTorch and the package. What a kernel reads must lie in a caller's
 and what it writes must be the result; where further operations are needed, there is no plan.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -98,6 +98,11 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
             yield x
         elif isinstance(x, tuple | list):
             yield from tensors_in(x)
+
+
+def with_replaced(run: Run, at: int, make: Callable[[Tensor], Tensor], *tensors: Tensor) -> Any:
+    """Run a plan with what is made of one of the tensors in its place."""
+    return run(*tensors[:at], make(tensors[at]), *tensors[at + 1 :])
 
 
 def with_casts(run: Run, casts: Sequence[torch.dtype | None], *tensors: Tensor) -> Any:
