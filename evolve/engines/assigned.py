@@ -50,7 +50,9 @@ class JobState:
 
     def message(self, device: DeviceInfo) -> Assignment:
         job = self.job
-        return Assignment(job.kernel.text, job.op, job.bars, job.confirm, self.shapes_seed, device, self.at_a_glance)
+        return Assignment(
+            job.kernel.text, job.op, job.bars, job.confirm, self.shapes_seed, device, self.at_a_glance, self.traits
+        )
 
 
 class JobQueue:

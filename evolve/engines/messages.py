@@ -79,6 +79,7 @@ class Assignment:
     shapes_seed: int  # compiler and evaluator use it to draw the same held-out shapes
     device: DeviceInfo | None  # the device to compile for
     setting: bool = False  # of the knobs of a kernel that has passed
+    traits: Traits | None = None  # set once a compiler has compiled the kernel
     helps: bool = False  # another compiler has this kernel: compile what is left, and give no verdict
 
 

@@ -244,8 +244,9 @@ def _judge(request: Assignment, evaluator: Evaluator, turns: Turns | None) -> Ev
     kernel, op = _loaded(request)
     bars = dict(request.bars)
     in_full = partial(
-        evaluate, kernel, op, evaluator, shapes_seed=request.shapes_seed, bars=bars, confirm=request.confirm
-    )
+        evaluate, kernel, op, evaluator,
+        shapes_seed=request.shapes_seed, bars=bars, confirm=request.confirm, known=request.traits,
+    )  # fmt: skip
     evaluated = partial(glance, kernel, op, evaluator, bars=bars) if request.setting else in_full
     try:
         return _with_memory(evaluated, evaluator, turns)

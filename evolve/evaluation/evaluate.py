@@ -52,14 +52,16 @@ def evaluate(
     shapes_seed: int,
     bars: Mapping[str, float],
     confirm: bool = False,
+    known: Traits | None = None,
 ) -> Evaluation:
     """Evaluate one kernel. Any fault of the kernel becomes the evaluation's outcome, unless it ends the process.
 
-    Measurements at the workloads that `evaluator.lacking` names afterwards are not complete.
+    `known` are the traits of its machine code, if a compiler has found them. Measurements at the workloads that
+    `evaluator.lacking` names afterwards are not complete.
     """
     device, checks = evaluator.device, list[Check]()
     evaluator.lacking.clear()
-    found: Traits | None = None
+    found = known
 
     def judge(verdict: Evaluation) -> Evaluation:
         nonlocal found
@@ -73,14 +75,9 @@ def evaluate(
         def check(pairs: Sequence[Pair]) -> None:
             agreed.extend(inspector.check(program, op, workload) for workload, program in pairs)
 
-        if policy_of(device.info.kind).most_compilers:  # these have compiled ahead, and the machine code is known
-            programs = compilation.listed(shapes, compilation.at(shapes.awkward))
-            found = traits(kernel, programs)
-            check(programs.awkward)
-        else:
-            awkward = compiled_in_turn(compilation, shapes.awkward, check, evaluator.watch)
-            programs = compilation.listed(shapes, awkward)
-        found = known = traits(kernel, programs)
+        awkward = compiled_in_turn(compilation, shapes.awkward, check, evaluator.watch)
+        programs = compilation.listed(shapes, awkward)
+        found = of_code = traits(kernel, programs)
         check_extremes(programs, op, inspector)
         # A fault at a random shape is not a verdict on other kernels with the same code: they may get other shapes.
         found = None
@@ -89,7 +86,7 @@ def evaluate(
         check(programs.held_out)
         check_once(programs, op, inspector)
         check_stretched(programs, op, inspector)
-        found = known
+        found = of_code
         check(programs.declared)
         check_declared(programs, op, inspector, confirm=confirm)
         check_missing(programs, op, inspector)
