@@ -49,6 +49,7 @@ from evolve.evaluation.baselines import compile_ahead
 from evolve.evaluation.buffers import bytes_held
 from evolve.evaluation.compiling import Compilation, precompile
 from evolve.evaluation.evaluate import evaluate, glance
+from evolve.evaluation.evaluator import Evaluator
 from evolve.evaluation.requests import (
     PreparationRequest,
     Prepared,
@@ -57,7 +58,7 @@ from evolve.evaluation.requests import (
     TimingRequest,
     TimingResult,
 )
-from evolve.evaluation.time_pytorch import Evaluator, profiled, time_pytorch
+from evolve.evaluation.time_pytorch import profiled, time_pytorch
 from reference_ops import catalog
 from reference_ops.catalog import CatalogError
 from reference_ops.listing import user_cache_dir

@@ -13,7 +13,7 @@ from evolve.devices.device import Device, Program
 from evolve.evaluation.check import Inspector
 from evolve.evaluation.compiling import Compilation, Compiled, traits, verdict_on
 from evolve.evaluation.confirm import Beyond, check_beyond, confirmation
-from evolve.evaluation.time_pytorch import Evaluator
+from evolve.evaluation.evaluator import Evaluator
 from evolve.evaluation.timing import measure
 from evolve.evaluation.truth import defined
 from reference_ops.edges import has_vanishing_term

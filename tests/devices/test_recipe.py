@@ -23,7 +23,7 @@ from evolve.engines.local import LocalEngine
 from evolve.errors import UserError
 from evolve.evaluation.compiling import Compilation
 from evolve.evaluation.evaluate import evaluate
-from evolve.evaluation.time_pytorch import Evaluator
+from evolve.evaluation.evaluator import Evaluator
 from reference_ops import catalog
 
 pytestmark = pytest.mark.usefixtures("cold_fork_servers")

@@ -13,7 +13,7 @@ from evolve.devices.device import Tools
 from evolve.devices.turns import Turns
 from evolve.engines import sandbox, worker
 from evolve.engines.messages import Assignment, Done, Fork, Message, Role
-from evolve.evaluation.time_pytorch import Evaluator
+from evolve.evaluation.evaluator import Evaluator
 
 TWICE = str(Path(__file__).parents[1] / "samples" / "twice.py")
 FAULT = "CUDA error: misaligned address"

@@ -18,7 +18,7 @@ from evolve.devices.turns import ELSEWHERE, TOGETHER
 from evolve.evaluation import baselines
 from evolve.evaluation.baseline_times import Baselines
 from evolve.evaluation.baselines import BaselineCache, Call
-from evolve.evaluation.time_pytorch import Evaluator
+from evolve.evaluation.evaluator import Evaluator
 from reference_ops.op import Op, Workload
 
 SMALL = Workload("float32", (("n", 256),))

@@ -19,7 +19,7 @@ from evolve.evaluation.buffers import Arena
 from evolve.evaluation.check import Inspector
 from evolve.evaluation.confirm import Beyond, _repeated, check_beyond, repeats_rows
 from evolve.evaluation.evaluate import evaluate
-from evolve.evaluation.time_pytorch import Evaluator
+from evolve.evaluation.evaluator import Evaluator
 from reference_ops import catalog
 from reference_ops.inputs import inputs_at
 from reference_ops.op import Op, Workload

@@ -16,7 +16,7 @@ from archive.records import Evaluation, Outcome, Traits
 from evolve.devices.device import Program, RejectedError
 from evolve.evaluation.compiling import Compilation, few_rows, precompile
 from evolve.evaluation.evaluate import evaluate
-from evolve.evaluation.time_pytorch import Evaluator
+from evolve.evaluation.evaluator import Evaluator
 from reference_ops import catalog
 from reference_ops.op import Workload
 

@@ -12,11 +12,11 @@ from scripted_device import SMALL_OP as OP
 
 from archive.records import DeviceInfo
 from evolve.errors import UserError
-from evolve.evaluation import baselines, time_pytorch
+from evolve.evaluation import baselines, evaluator, time_pytorch
 from evolve.evaluation.baseline_times import Baselines
 from evolve.evaluation.baselines import BaselineCache
+from evolve.evaluation.evaluator import Evaluator
 from evolve.evaluation.requests import TimingRequest, TimingResult
-from evolve.evaluation.time_pytorch import Evaluator
 
 WORKLOAD = OP.gpu[0]
 LIGHT_US = 2 * 4 * 2**12 / 1e6
@@ -140,7 +140,7 @@ def test_a_workload_with_a_blind_spot_is_not_timed(timed: Make, monkeypatch: pyt
     def refuse(*_: object) -> None:
         raise UserError("twice cannot be judged at n=1: a wrong result would pass")
 
-    monkeypatch.setattr(time_pytorch, "_refuse_blind", refuse)
+    monkeypatch.setattr(evaluator, "_refuse_blind", refuse)
     made = timed()
     assert "a wrong result would pass" in made.time_pytorch().fault
     assert made.timing.calls == 0

@@ -13,7 +13,7 @@ from archive.records import Evaluation, Outcome
 from evolve.devices import choose
 from evolve.engines.engine import Engine
 from evolve.evaluation.evaluate import evaluate
-from evolve.evaluation.time_pytorch import Evaluator
+from evolve.evaluation.evaluator import Evaluator
 from evolve.proposers.adapted import adapted, kernels_for
 from reference_ops import catalog
 from reference_ops.equivalents import Equivalent, equivalents

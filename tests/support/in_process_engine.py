@@ -9,7 +9,8 @@ from evolve.devices import choose
 from evolve.engines.engine import Job
 from evolve.errors import UserError
 from evolve.evaluation.evaluate import evaluate
-from evolve.evaluation.time_pytorch import Evaluator, profiled
+from evolve.evaluation.evaluator import Evaluator
+from evolve.evaluation.time_pytorch import profiled
 from reference_ops import catalog
 from reference_ops.catalog import CatalogError
 from reference_ops.op import Op
