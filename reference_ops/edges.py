@@ -19,6 +19,7 @@ LEAST_EQUAL, MOST_EQUAL = 2, 6  # least size that two have in common; workloads 
 EQUAL_TRIES = 12
 FEW_SIZES = 3  # if an op has more, the number of rows need not equal another
 EQUALS = (5, 6, 8, 12, 16, 24)
+MOST_CROSSED = 2  # workloads with parameters that are listed, but not together
 MORE = (1, 2, 10**6)  # parts of the greatest listed parameter that are added to it, and one
 REACH = 17  # sizes below this are tried for a small one that follows from them
 RANK_OF_MATRICES = 2
@@ -93,6 +94,34 @@ def far_apart(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> t
             and accepts(tried)
         )
         found += itertools.islice(tries, 1)
+    return tuple(dict.fromkeys(found))
+
+
+def crossed_parameters(
+    op: Op, accepts: Callable[[Workload], bool], rng: random.Random, most_bytes: int
+) -> tuple[Workload, ...]:
+    """Return a few workloads with two parameters that are listed, but never together: padding and smoothing, say.
+
+    If there is one such pair, it is tried at a large workload and at one of middle size, whose means hide less.
+    """
+    dims = dims_of(op)
+    listed = [{pair for pair in workload.parameters if pair[0] not in dims} for workload in op.listed]
+    every = sorted(set().union(*listed), key=str)
+    pairs = [(a, b) for a, b in itertools.combinations(every, 2) if a[0] != b[0]]
+    apart = [pair for pair in pairs if not any(listed_ones.issuperset(pair) for listed_ones in listed)]
+    near = sorted(_near(op, accepts, most_bytes), key=lambda one: (-DTYPES[one.dtype].itemsize, -op.nbytes(one)))
+    found: list[Workload] = []
+    exact = [one for one in near if one.dtype == near[0].dtype]
+    middle = exact[len(exact) // 2 :]
+    for pair, at in itertools.product(rng.sample(apart, len(apart)), (near, middle) if len(apart) == 1 else (near,)):
+        if len(found) == MOST_CROSSED:
+            break
+        changed = dict(pair)
+        tries = (
+            replace(one, parameters=tuple((name, changed.get(name, value)) for name, value in one.parameters))
+            for one in at
+        )
+        found += itertools.islice((one for one in tries if op.is_valid(one) and accepts(one)), 1)
     return tuple(dict.fromkeys(found))
 
 

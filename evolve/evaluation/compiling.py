@@ -17,6 +17,7 @@ from evolve.devices.device import CompileResult, RejectedError
 from evolve.op_on_device import all_flops, point, signature
 from reference_ops.edges import (
     beyond_listed,
+    crossed_parameters,
     equal_sizes,
     far_apart,
     long_rows,
@@ -109,6 +110,7 @@ class Compilation(Generic[P]):
         if policy.edge_shapes is not None and not confirm:
             edges = tuple(rng.sample(edges, min(policy.edge_shapes, len(edges))))
         single = special_parameters(op, accepts, policy.held_out_bytes)
+        single += crossed_parameters(op, accepts, rng, policy.held_out_bytes)
         single += far_apart(op, accepts, policy.held_out_bytes)
         single += windows_past_borders(op, accepts, policy.held_out_bytes)
         single += past_few_bits(op, accepts_long, rng, policy.stretched_bytes)

@@ -99,7 +99,7 @@ def test_a_parent_longer_than_the_limit_is_shortened_with_a_mark() -> None:
 
 def test_a_long_parent_stays_whole_where_cutting_other_sections_makes_room() -> None:
     request, _ = situation(IMPROVE)
-    parent = alive(commented(1, 33_000), GPU, 30.0)
+    parent = alive(commented(1, 32_500), GPU, 30.0)
     assert parent.kernel.text in told(request, IMPROVE, (parent,))
 
 

@@ -14,6 +14,7 @@ from reference_ops.edges import (
     MOST_SMALL,
     SPECIAL,
     beyond_listed,
+    crossed_parameters,
     equal_sizes,
     far_apart,
     has_vanishing_term,
@@ -179,6 +180,29 @@ def test_a_window_is_small_where_the_channels_are_not() -> None:
     for seed in range(10):
         of_four = [sizes_of(op, one) for one in small(op, seed) if dict(one.parameters)["size"] == 4]
         assert any(sizes["channels"] > 4 for sizes in of_four)
+
+
+def test_parameters_that_are_listed_apart_are_drawn_together() -> None:
+    large, small = (known(workload) for workload in crossed(catalog.load("cross_entropy")))
+    assert large["rows"] > small["rows"]
+    for sizes in (large, small):
+        assert (sizes["ignore_index"], sizes["label_smoothing"]) == (0, 0.1)
+    assert not crossed(catalog.load("softmax"))
+
+
+@ops
+def test_few_crossed_parameters_are_drawn_and_all_of_them_are_listed(op: Op) -> None:
+    listed = {parameter for workload in op.listed for parameter in workload.parameters}
+    assert len(crossed(op)) <= 2
+    for workload in crossed(op):
+        assert op.is_valid(workload)
+        assert op.nbytes(workload) <= MOST_BYTES
+        assert listed.issuperset(workload.parameters)
+        assert not any(set(one.parameters).issuperset(workload.parameters) for one in op.listed)
+
+
+def crossed(op: Op) -> tuple[Workload, ...]:
+    return crossed_parameters(op, anything, random.Random(1), MOST_BYTES)
 
 
 @ops
