@@ -39,6 +39,7 @@ NEAR_ZERO_BITS = 8  # "tiny" begins where squares are about as large as the usua
 PADDING = 0.25  # share of constant rows that are zero
 CONSTANT_BITS = 6  # squares have 12 bits, and sums of 4096 squares have 24, as many as float32
 FEW_NAN, SHARE_OF_NAN = 2, 64
+SHARE_AT_THE_END = 0.5  # of the rows that hold what is not finite in one place
 FEW_ROWS = 2  # of which each may hold what is not finite anywhere
 SHARE_NOT_FINITE = 0.25  # of the rows, or of the elements of a vector
 OF_WEIGHTS = {NAN_IN_WEIGHTS: math.nan, INFINITE_WEIGHTS: math.inf}
@@ -272,19 +273,16 @@ def _clashing(tensor: torch.Tensor, generator: torch.Generator) -> None:
 def _scatter(tensor: torch.Tensor, values: torch.Tensor, generator: torch.Generator) -> None:
     """Write the values to random places of some rows of the first dim, at least two.
 
-    In the last row and in another it is the last place, which kernels may treat apart; of a single row in half of all
-    draws.
+    In about half of these rows it is the last place, which kernels may treat apart. The last row is one of them, but in
+    half of all draws of a few rows: it has the value in every tensor, where one hides the other.
     """
     rows = tensor.view(len(tensor) if tensor.ndim else 1, -1)
+    last = rows.shape[1] - 1
     chosen = _some_rows(len(rows), tensor.device, generator)
     places = torch.randint(rows.shape[1], (len(rows), 1), generator=generator, device=tensor.device)
-    if len(rows) > 1 or generator.initial_seed() % 2:
-        places[-1] = rows.shape[1] - 1
-        chosen[-1] = True
-    if len(rows) > FEW_ROWS:  # the last row has it in every tensor, where one would hide the other
-        another = torch.randint(len(rows), (1,), generator=generator, device=tensor.device)
-        places[another] = rows.shape[1] - 1
-        chosen[another] = True
+    places[torch.rand((len(rows), 1), generator=generator, device=tensor.device) < SHARE_AT_THE_END] = last
+    if len(rows) > FEW_ROWS or generator.initial_seed() % 2:
+        places[-1], chosen[-1] = last, True
     rows.scatter_(1, places, torch.where(chosen, values.to(tensor.dtype).reshape(-1, 1), rows.gather(1, places)))
 
 

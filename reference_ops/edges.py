@@ -121,7 +121,8 @@ def crossed_parameters(
             replace(one, parameters=tuple((name, changed.get(name, value)) for name, value in one.parameters))
             for one in at
         )
-        found += itertools.islice((one for one in tries if op.is_valid(one) and accepts(one)), 1)
+        fitting = (one for one in tries if op.is_valid(one) and op.nbytes(one) <= most_bytes and accepts(one))
+        found += itertools.islice(fitting, 1)
     return tuple(dict.fromkeys(found))
 
 
@@ -318,7 +319,7 @@ def _has_room(op: Op, few: Iterable[tuple[str, int]]) -> bool:
     """Return whether small dims exceed small parameters: a window that covers all of a dim has no end within it."""
     dims = dims_of(op)
     most = max((size for name, size in few if name not in dims), default=0)
-    return all(size > most for name, size in few if name in dims)
+    return most <= 1 or all(size > most for name, size in few if name in dims)
 
 
 def _with_small(
