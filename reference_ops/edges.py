@@ -102,7 +102,7 @@ def crossed_parameters(
 ) -> tuple[Workload, ...]:
     """Return a few workloads with two parameters that are listed, but never together: padding and smoothing, say.
 
-    If there is one such pair, it is tried at a large workload and at one of middle size, whose means hide less.
+    If there is one such pair, it is tried at a large workload and at a small one, whose means hide less.
     """
     dims = dims_of(op)
     listed = [{pair for pair in workload.parameters if pair[0] not in dims} for workload in op.listed]
@@ -111,9 +111,10 @@ def crossed_parameters(
     apart = [pair for pair in pairs if not any(listed_ones.issuperset(pair) for listed_ones in listed)]
     near = sorted(_near(op, accepts, most_bytes), key=lambda one: (-DTYPES[one.dtype].itemsize, -op.nbytes(one)))
     found: list[Workload] = []
-    exact = [one for one in near if one.dtype == near[0].dtype]
-    middle = exact[len(exact) // 2 :]
-    for pair, at in itertools.product(rng.sample(apart, len(apart)), (near, middle) if len(apart) == 1 else (near,)):
+    exact = [one for one in near if one.dtype == near[0].dtype and 1 not in op.sizes(one).values()]
+    for pair, at in itertools.product(
+        rng.sample(apart, len(apart)), (near, exact[::-1]) if len(apart) == 1 else (near,)
+    ):
         if len(found) == MOST_CROSSED:
             break
         changed = dict(pair)
