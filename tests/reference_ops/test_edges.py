@@ -184,7 +184,7 @@ def test_a_window_is_small_where_the_channels_are_not() -> None:
 
 def test_parameters_that_are_listed_apart_are_drawn_together() -> None:
     large, small = (known(workload) for workload in crossed(catalog.load("cross_entropy")))
-    assert large["rows"] > small["rows"]
+    assert large["vocab"] > small["vocab"]
     for sizes in (large, small):
         assert (sizes["ignore_index"], sizes["label_smoothing"]) == (0, 0.1)
     assert not crossed(catalog.load("softmax"))
