@@ -41,14 +41,14 @@ class Shapes:
     """The workloads of an evaluation. The kernel's plan accepts each of them; it may still not compile for one."""
 
     declared: tuple[Workload, ...]
-    awkward: tuple[Workload, ...]
-    held_out: tuple[Workload, ...]
-    stretched: tuple[Workload, ...]  # larger in one dim than any that the op lists
-    long: tuple[Workload, ...]  # the longest listed rows, one for each distribution, or a single one
-    once: tuple[Workload, ...]  # checked on few inputs: parameters at zero or far apart, sizes past few bits
-    edges: tuple[Workload, ...]  # the same: sizes of 1 to 4, equal ones, powers of two, large parameters
-    thin: tuple[Workload, ...]  # declared rows, but few of them, for slow tools; only to confirm
-    skipped: tuple[str, ...]  # declared workloads that the plan does not accept, and why
+    awkward: tuple[Workload, ...] = ()
+    held_out: tuple[Workload, ...] = ()
+    stretched: tuple[Workload, ...] = ()  # larger in one dim than any that the op lists
+    long: tuple[Workload, ...] = ()  # the longest listed rows, one for each distribution, or a single one
+    once: tuple[Workload, ...] = ()  # checked on few inputs: parameters at zero or far apart, sizes past few bits
+    edges: tuple[Workload, ...] = ()  # the same: sizes of 1 to 4, equal ones, powers of two, large parameters
+    thin: tuple[Workload, ...] = ()  # declared rows, but few of them, for slow tools; only to confirm
+    skipped: tuple[str, ...] = ()  # declared workloads that the plan does not accept, and why
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,10 @@ class Compilation(Generic[P]):
         single += windows_past_borders(op, accepts, policy.held_out_bytes)
         single += past_few_bits(op, accepts_long, rng, policy.stretched_bytes)
         few = few_rows(op, declared, accepts) if confirm else ()
-        return Shapes(declared, self._accepted(op.awkward)[0], drawn, longer, rows, single, edges, few, skipped)
+        awkward, _ = self._accepted(op.awkward)
+        return Shapes(
+            declared, awkward, drawn, stretched=longer, long=rows, once=single, edges=edges, thin=few, skipped=skipped
+        )
 
     def everything(self, seed: int, *, confirm: bool) -> Compiled[P]:
         """Compile for all workloads of an evaluation."""
@@ -144,7 +147,7 @@ class Compilation(Generic[P]):
     def as_declared(self) -> Compiled[P]:
         """Compile for the declared workloads alone."""
         declared, skipped = self._declared()
-        return self.listed(Shapes(declared, (), (), (), (), (), (), (), skipped), ())
+        return self.listed(Shapes(declared, skipped=skipped), ())
 
     def at(self, workloads: Iterable[Workload]) -> tuple[tuple[Workload, P], ...]:
         """Return a program for each of these workloads at which the kernel is legal."""
