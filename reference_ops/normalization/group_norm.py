@@ -46,10 +46,11 @@ def group_norm_backward(
 def draw_apart(inputs: Tensors, generator: torch.Generator, known: Mapping[str, int]) -> None:
     """Give each group its own scale: otherwise large groups would all have the same rstd in 16 bits.
 
-    A constant group keeps a number with few bits, so that its last bits do not look like a variance.
+    A constant group keeps a number with few bits, so that its last bits do not look like a variance. No scale exceeds
+    one: the largest numbers of float16 stay finite.
     """
     x, each = inputs["x"], (known["batch"], known["groups"])
-    scales = torch.empty((*each, 1), dtype=x.dtype, device=x.device).uniform_(-3, 1, generator=generator).exp2_()
+    scales = torch.empty((*each, 1), dtype=x.dtype, device=x.device).uniform_(-4, 0, generator=generator).exp2_()
     x.view(*each, -1).mul_(few_bits(scales))
 
 

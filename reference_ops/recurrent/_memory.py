@@ -75,10 +75,11 @@ def hand_back(inputs: Tensors, generator: torch.Generator) -> None:
 
 
 def _power_of_two(like: torch.Tensor) -> torch.Tensor:
-    """Return a power of two about as large as these numbers."""
+    """Return the nearest power of two to the size of these numbers: the next one might not be finite in float16."""
     size = like.float().square().mean().sqrt()
     mantissa, _ = torch.frexp(size)
-    return torch.where(size > 0, size / mantissa, 0.0)
+    above = size / mantissa
+    return torch.where(size > 0, torch.where(mantissa < math.sqrt(0.5), above / 2, above), 0.0)
 
 
 def _some(hidden: int, generator: torch.Generator, device: torch.device) -> torch.Tensor:

@@ -21,6 +21,7 @@ from reference_ops.op import (
     NAN,
     NAN_IN_WEIGHTS,
     NORMAL,
+    NOT_FINITE,
     OPPOSITE_INFINITIES,
     SAVED_INFINITE,
     SAVED_NAN,
@@ -115,6 +116,16 @@ def test_every_extreme_and_arrangement_of_an_op_can_be_drawn_and_computed(name: 
         for values in (*op.extremes, *op.arrangements, EXTREME_ROWS):
             outputs = op.call(inputs_at(op, workload, 3, "cpu", values), workload)
             assert len(outputs) == len(op.outputs), values
+
+
+@each({name: name for name in catalog.names() if name != "ctc_loss_backward"}, quick=some())  # log of zero: log_alpha
+def test_an_extreme_that_is_finite_stays_so_whatever_an_op_makes_of_its_inputs(name: str) -> None:
+    op = catalog.load(name)
+    of_dtypes = {workload.dtype: workload for workload in op.emulated}
+    for workload in of_dtypes.values():
+        for values in set(op.extremes) - set(NOT_FINITE):
+            inputs = inputs_at(op, workload, 3, "cpu", values)
+            assert all(bool(tensor.float().isfinite().all()) for tensor in inputs.values()), values
 
 
 def test_there_is_a_draw_for_every_extreme() -> None:
