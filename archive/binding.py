@@ -17,8 +17,7 @@ from archive.kernel import (
     Value,
     parse,
 )
-from archive.plan import DTYPES, Expression, Launch, Path, PlaceError, Plan, TensorMap, Workspace
-from archive.plan_reader import IDENTIFIER
+from archive.plan import DTYPES, IDENTIFIER, Expression, Launch, Path, PlaceError, Plan, TensorMap, Workspace
 
 MAX_THREADS, MAX_BLOCK, MAX_GRID = 1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535)
 MAX_WORKSPACE_BYTES = 2**34

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from archive.plan import INT64_MAX, INT64_MIN
+
 MAX_CHARACTERS, MAX_NODES = 400, 150
-INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
 class ExpressionError(ValueError):
@@ -74,7 +75,6 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
     ast.GtE: operator.ge,
 }
 FUNCTIONS: dict[str, Callable[..., int]] = {"min": min, "max": max, "ceil_div": ceil_div}
-RESERVED = frozenset({*FUNCTIONS, "itemsize", "sms", "and", "or", "not"})
 
 # Each node becomes a closure: making it checks the node's form and names, calling it computes the value.
 # So `check_*` checks a whole expression, including the parts that `and` and `or` would skip.

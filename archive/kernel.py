@@ -8,13 +8,12 @@ import json
 import math
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from archive import plan_reader
 from archive.characters import described, hidden
-from archive.plan import DTYPES, PlaceError, Plan, PlanError, print_plan
+from archive.plan import DTYPES, Launch, Path, PlaceError, Plan, PlanError, line_of, read, read_table
 from archive.records import SHIPPED, content_id
 from archive.runs import Cost, Question
 
@@ -104,7 +103,7 @@ class Kernel:
     def fault(self, error: PlaceError) -> PlanError:
         """Return this fault as a PlanError that names its line in the canonical text."""
         header = print_plan(self.plan)
-        line = 2 + plan_reader.line_of(header, error.path)
+        line = 2 + line_of(header, error.path)
         written = self.text.split("\n")[line - 1].strip()
         return PlanError(f"{error} | {written}", line)
 
@@ -245,6 +244,80 @@ def parse(text: str) -> Kernel:
     return _assembled(*_read(text, archived=False))
 
 
+def print_plan(plan: Plan) -> str:
+    """Return the canonical TOML of a plan: fixed order, defaults left out."""
+    lines = [f"op = {_toml(plan.op)}"]
+    optional = ("note", "when", "dtypes", "specialize", "require")
+    lines += [f"{key} = {_toml(value)}" for key in optional if (value := getattr(plan, key))]
+    if plan.knobs:
+        lines += ["", "[knobs]", *(f"{name} = {_toml(values)}" for name, values in plan.knobs)]
+    if plan.let:
+        lines += ["", "[let]", *(f"{name} = {_toml(value)}" for name, value in plan.let)]
+    if plan.workspace:
+        lines += ["", "[workspace]"]
+        for workspace in plan.workspace:
+            zero = ", zero = true" if workspace.zero else ""
+            lines.append(
+                f"{workspace.name} = {{ shape = {_toml(workspace.shape)}, dtype = {_toml(workspace.dtype)}{zero} }}"
+            )
+    if plan.tensor_maps:
+        lines += ["", "[tensor_maps]"]
+        for tmap in plan.tensor_maps:
+            lines.append(
+                f"{tmap.name} = {{ tensor = {_toml(tmap.tensor)}, shape = {_toml(tmap.shape)}, "
+                f"box = {_toml(tmap.box)}, swizzle = {tmap.swizzle} }}"
+            )
+    for launch in plan.launches:
+        lines += ["", "[[launch]]", *_launch_lines(launch)]
+    return "\n".join(lines) + "\n"
+
+
+def _launch_lines(launch: Launch) -> Iterator[str]:
+    if launch.library:
+        yield f"library = {_toml(launch.library)}"
+    else:
+        yield f"entry = {_toml(launch.entry)}"
+        yield f"grid = {_toml(launch.grid)}"
+        yield f"block = {_toml(launch.block)}"
+    if launch.shared != 0:
+        yield f"shared = {_toml(launch.shared)}"
+    yield f"args = {_toml(launch.args)}"
+    if launch.cooperative:
+        yield "cooperative = true"
+    if launch.overlap:
+        yield "overlap = true"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(_toml(item) for item in value)}]"
+    if isinstance(value, str):
+        # TOML's basic strings are JSON strings, except that DEL must be escaped.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value)
+
+
+def _check_visible(table: Mapping[str, object], header: str, first_line: int) -> None:
+    """Raise for hidden characters in TOML escapes, which a check of the raw text cannot see."""
+    for text, path in _strings(table, ()):
+        if found := hidden(text):
+            raise PlanError(f"the plan has an escape for {described(found)}", first_line + line_of(header, path))
+
+
+def _strings(value: object, path: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the keys and the strings of a TOML table, each with the path of the table or key that holds it."""
+    match value:
+        case dict():
+            for key, inner in value.items():
+                yield key, path
+                yield from _strings(inner, (*path, key))
+        case list():
+            for inner in value:
+                yield from _strings(inner, path)
+        case str():
+            yield value, path
+
+
 def _check_conditionals(plan: Plan, lines: list[str], first_line: int) -> None:
     """Raise for `#if` on anything but knobs: a specialised value is not a macro, so `#if` would silently read 0."""
     defined = set(re.findall(r"^\s*#\s*define\s+(\w+)", "\n".join(lines), flags=re.MULTILINE))
@@ -274,7 +347,10 @@ def _read(text: str, *, archived: bool) -> tuple[Plan, str]:
     first_line = before.count("\n") + 1
     if not closed:
         raise PlanError(f"the plan's comment is never closed with {CLOSE}", first_line)
-    plan = plan_reader.read(header, first_line, archived=archived)
+    table = read_table(header, first_line)
+    if not archived:
+        _check_visible(table, header, first_line)
+    plan = read(table, header, first_line)
     if "*/" in print_plan(plan):
         raise PlanError("the plan may not contain */", first_line)
     lines = [line.rstrip() for line in source.split("\n")]

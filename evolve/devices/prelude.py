@@ -5,8 +5,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from archive.kernel import Bound
-from archive.plan import print_plan
+from archive.kernel import Bound, print_plan
 
 C_TYPES = {
     "float64": "double", "float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16",

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from archive import library
 from archive.binding import parse_for
-from archive.kernel import CLOSE, OPEN, Kernel
-from archive.plan import Argument, Expression, Launch, Plan, PlanError, Workspace, print_plan
+from archive.kernel import CLOSE, OPEN, Kernel, print_plan
+from archive.plan import Argument, Expression, Launch, Plan, PlanError, Workspace
 from evolve.op_on_device import signature
 from reference_ops.equivalents import Equivalent, equivalents
 from reference_ops.op import Number, Op

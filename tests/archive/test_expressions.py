@@ -1,6 +1,7 @@
 import pytest
 
-from archive.expressions import ExpressionError, Scope, boolean, check_boolean, check_integer, integer
+from archive.expressions import FUNCTIONS, ExpressionError, Scope, boolean, check_boolean, check_integer, integer
+from archive.plan import RESERVED
 
 SCOPE = Scope({"rows": 10, "cols": 96, "zero": 0, "WARPS": 4}, {"x": 2})
 
@@ -93,3 +94,7 @@ def test_a_deep_expression_is_refused_before_anything_recurses(text: str) -> Non
 def test_syntax_of_other_languages_is_refused_with_the_syntax_to_use(expression: str, said: str) -> None:
     with pytest.raises(ExpressionError, match=said):
         check_boolean(expression, SCOPE)
+
+
+def test_the_functions_of_expressions_are_reserved_names() -> None:
+    assert FUNCTIONS.keys() <= RESERVED

@@ -6,17 +6,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archive.expressions import (
-    INT64_MAX,
-    INT64_MIN,
-    ExpressionError,
-    Scope,
-    boolean,
-    ceil_div,
-    check_boolean,
-    check_integer,
-    integer,
-)
+from archive.expressions import ExpressionError, Scope, boolean, ceil_div, check_boolean, check_integer, integer
+from archive.plan import INT64_MAX, INT64_MIN
 
 VALUES = {"rows": 10, "cols": 96, "zero": 0, "large": INT64_MAX, "small": INT64_MIN, "WARPS": 4}
 SCOPE = Scope(VALUES, {"x": 2, "y": 8})

@@ -7,7 +7,7 @@ import pytest
 from each import each
 from small_op import GPU, KERNEL, KERNEL_TEXT, OP
 
-from archive import binding, plan_reader
+from archive import binding, plan
 from archive.binding import bind, parse_for
 from evolve.devices.cuda.translation import EMPTY_HEADERS, PRELUDE
 from evolve.devices.prelude import C_TYPES, specialisation
@@ -63,7 +63,7 @@ def test_the_rules_give_the_c_type_of_every_dtype(dtype: str) -> None:
 def test_the_limits_in_the_rules_are_those_of_the_code() -> None:
     threads, (_, _, deep), (_, most, _) = binding.MAX_THREADS, binding.MAX_BLOCK, binding.MAX_GRID
     assert f"{threads} threads a block, z of it {deep}; y and z of a grid {most}" in rules()
-    assert f"at most {plan_reader.MAX_KNOB_VALUES} values a knob" in rules()
+    assert f"at most {plan.MAX_KNOB_VALUES} values a knob" in rules()
 
 
 @each({header: header for header in ["math.h", "stdint.h", "float.h"]})

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from archive.kernel import Bound, Kernel
-from archive.plan import print_plan
+from archive.kernel import Bound, Kernel, print_plan
 from archive.records import Outcome
 from evolve.devices import object_file, state
 from evolve.devices.device import RejectedError

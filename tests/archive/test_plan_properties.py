@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from archive.characters import hidden
-from archive.expressions import INT64_MAX, INT64_MIN, RESERVED
-from archive.kernel import CLOSE, OPEN, parse
-from archive.plan import Launch, Plan, PlanError, TensorMap, Workspace, print_plan
+from archive.kernel import CLOSE, OPEN, parse, print_plan
+from archive.plan import INT64_MAX, INT64_MIN, RESERVED, Launch, Plan, PlanError, TensorMap, Workspace
 
 KERNEL = """\
 /*---
