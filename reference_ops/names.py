@@ -1,15 +1,9 @@
-"""Names that an op's tensors, dims and parameters cannot have in a kernel.
+"""Names that CUDA C++ or its headers declare. Dims and parameters of foreign tasks are renamed if they have one.
 
-`RESERVED` are refused for tensors of any op: the plan or CUDA declares the name itself, or the type `NAME_t`.
-`TAKEN` are declared by CUDA C++ or its headers. Dims and parameters of other people's tasks get other names, because a
-kernel may declare each as a constant. A test compiles a constant for every word in CUDA's headers, with NVRTC and for
-the emulated device, and compares.
+A kernel may declare each dim and each parameter as a constant, which fails to compile for such a name. A test compiles
+a constant for every word in CUDA's headers, with NVRTC and for the emulated device, and compares the failures with
+`TAKEN`.
 """
-
-RESERVED = frozenset({
-    "size", "int", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool", "float", "double",
-    "half", "sms", "min", "max", "char16", "char32", "wchar", "clock", "intptr", "uintptr", "ptrdiff",
-})  # fmt: skip
 
 KEYWORDS = """
     alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t class compl const

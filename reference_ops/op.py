@@ -10,14 +10,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from reference_ops.names import RESERVED
-
 if TYPE_CHECKING:
     import torch
 
 Number = int | float
 Tensors = dict[str, "torch.Tensor"]
 Arrange = Callable[[Tensors, "torch.Generator", Mapping[str, Any]], None]  # takes sizes and parameters too
+
+# Names that no tensor can have: the plan or CUDA declares the name itself, or the type `NAME_t`.
+RESERVED = frozenset({
+    "size", "int", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool", "float", "double",
+    "half", "sms", "min", "max", "char16", "char32", "wchar", "clock", "intptr", "uintptr", "ptrdiff",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)

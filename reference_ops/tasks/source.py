@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from reference_ops.names import RESERVED
+from reference_ops.op import RESERVED
 
 ROBUST_KBENCH_FILES = "func_forward.py", "func_backward.py"
 
