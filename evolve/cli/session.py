@@ -23,8 +23,7 @@ from evolve.budget import Ended, Spent
 from evolve.cli import lookup, options, signals
 from evolve.cli.options import HERE, LLM, OFFLINE, RAY, TOKENS, USD, Machines, RunOptions, op_names
 from evolve.devices import choose
-from evolve.devices.choose import policy_of
-from evolve.devices.policy import COMPILE
+from evolve.devices.choose import COMPILE, policy_of
 from evolve.engines.engine import Engine, PreparesBaselines
 from evolve.engines.replayed import RecordedVerdicts, seen_by
 from evolve.errors import UserError

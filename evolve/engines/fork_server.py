@@ -70,8 +70,7 @@ class _ForkServer:
 
     def serve(self) -> None:
         """Handle requests until the engine closes the connection or ends, then end all workers."""
-        from evolve.devices.choose import policy_of
-        from evolve.devices.policy import COMPILE
+        from evolve.devices.choose import COMPILE, policy_of
 
         connected = True
         compiler_missing = COMPILE in policy_of(self._kind).baselines

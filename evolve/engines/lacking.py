@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from statistics import geometric_mean
 
 from archive.records import Evaluation, Standard
-from evolve.devices.policy import EAGER
+from evolve.devices.choose import EAGER
 from evolve.engines.messages import RIGHT
 from evolve.errors import UserError
 from evolve.evaluation.baseline_times import completed

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from archive.records import Measurement, Standard
-from evolve.devices.policy import AUTOTUNE, COMPILE, EAGER
+from evolve.devices.choose import AUTOTUNE, COMPILE, EAGER
 
 STEADY = 0.03  # a smaller relative change of PyTorch's time is not taken for a change of the GPU's clock
 

@@ -17,9 +17,8 @@ from typing import Any, NoReturn
 import torch
 
 from archive.records import DeviceInfo
-from evolve.devices.choose import policy_of
+from evolve.devices.choose import AUTOTUNE, COMPILE, EAGER, EVERY_BASELINE, policy_of
 from evolve.devices.device import Device
-from evolve.devices.policy import AUTOTUNE, COMPILE, EAGER, EVERY_BASELINE
 from evolve.evaluation.baseline_times import Baselines
 from reference_ops.inputs import inputs_at
 from reference_ops.listing import user_cache_dir

@@ -6,9 +6,8 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from evolve.devices.choose import policy_of
+from evolve.devices.choose import COMPILE, EAGER, EVERY_BASELINE, policy_of
 from evolve.devices.device import Device
-from evolve.devices.policy import COMPILE, EAGER, EVERY_BASELINE
 from evolve.errors import UserError
 from evolve.evaluation import baselines
 from evolve.evaluation.baseline_times import Baselines

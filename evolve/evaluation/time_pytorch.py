@@ -13,10 +13,9 @@ from archive.binding import check as check_plan
 from archive.kernel import Kernel
 from archive.plan import PlanError
 from archive.records import Profile, Standard
-from evolve.devices.choose import policy_of
+from evolve.devices.choose import EAGER, policy_of
 from evolve.devices.device import Device, RejectedError
 from evolve.devices.device_errors import gpu_fault, out_of_memory
-from evolve.devices.policy import EAGER
 from evolve.errors import UserError
 from evolve.evaluation import baselines
 from evolve.evaluation.baseline_times import Baselines

@@ -31,7 +31,7 @@ SUPPLIED = '''
 """The toy device: computes a multiple of `x` with PyTorch; the factor is in the kernel's note."""
 
 from archive.records import Outcome
-from evolve.devices.policy import PHASE_SECONDS, Policy
+from evolve.devices.choose import PHASE_SECONDS, Policy
 
 POLICY = Policy(
     needs=("PyTorch",),

@@ -12,7 +12,7 @@ from records import measurement
 
 from archive.kernel import Kernel, parse
 from archive.records import DeviceInfo, Evaluation, Outcome, Standard
-from evolve.devices.policy import AUTOTUNE, COMPILE, EVERY_BASELINE
+from evolve.devices.choose import AUTOTUNE, COMPILE, EVERY_BASELINE
 from evolve.engines.engine import Job
 from evolve.engines.lacking import LackingBaselines
 from evolve.engines.local import LocalEngine
@@ -159,7 +159,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from evolve.devices.policy import EVERY_BASELINE
+from evolve.devices.choose import EVERY_BASELINE
 
 POLICY = replace(POLICY, baselines=EVERY_BASELINE)
 really_make = make

@@ -12,8 +12,8 @@ import torch
 from scripted_device import INFO, ScriptedDevice
 from scripted_device import SMALL_OP as OP
 
+from evolve.devices.choose import AUTOTUNE, COMPILE, EAGER
 from evolve.devices.device import Device
-from evolve.devices.policy import AUTOTUNE, COMPILE, EAGER
 from evolve.devices.turns import ELSEWHERE, TOGETHER
 from evolve.evaluation import baselines
 from evolve.evaluation.baseline_times import Baselines

@@ -13,7 +13,7 @@ import pytest
 import torch
 from scripted_device import SMALL_OP as OP
 
-from evolve.devices.policy import AUTOTUNE, COMPILE, EAGER
+from evolve.devices.choose import AUTOTUNE, COMPILE, EAGER
 from evolve.evaluation import baselines
 
 WORKLOAD = OP.gpu[0]

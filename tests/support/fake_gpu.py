@@ -17,7 +17,7 @@ import time
 
 from archive.records import DeviceInfo
 from evolve.devices.device import Tools
-from evolve.devices.policy import Policy
+from evolve.devices.choose import Policy
 
 POLICY = Policy(needs=("PyTorch",), card_variable="FAKE_GPU_VISIBLE", most_workers=2, held_out_bytes=2**13)
 

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evolve.devices.policy import EVERY_BASELINE, Policy
+from evolve.devices.choose import EVERY_BASELINE, Policy
 from evolve.errors import UserError
 
 if TYPE_CHECKING:

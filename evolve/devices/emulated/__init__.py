@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from archive.records import Outcome
-from evolve.devices.policy import PHASE_SECONDS, Policy
+from evolve.devices.choose import PHASE_SECONDS, Policy
 from evolve.errors import UserError
 
 if TYPE_CHECKING:
