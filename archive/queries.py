@@ -12,9 +12,9 @@ from typing import Any
 
 from archive import rows
 from archive.kernel import Kernel, Proposal
-from archive.records import SHIPPED, DeviceInfo, Evaluation, Measurement, Merged, Profile, Standard
+from archive.records import SHIPPED, DeviceInfo, Evaluation, Leg, Measurement, Merged, Profile, Standard
 from archive.rows import Row
-from archive.runs import AskedQuestion, Leg, Run
+from archive.runs import AskedQuestion, Run
 from archive.store import Filters, uncollected
 from archive.summaries import (
     BriefEvaluation,

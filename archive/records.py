@@ -306,6 +306,19 @@ class Merged:
         return self.evaluation_id
 
 
+@dataclass(frozen=True)
+class Leg:
+    """A stretch of a run. A run that was continued has several. If it was killed, its end is unknown."""
+
+    run: str
+    started: float
+    ended: float = 0.0  # 0 until a second record gives the end
+
+    @property
+    def id(self) -> str:
+        return content_id([self.run, self.started, self.ended])
+
+
 def _identifying(device: dict[str, Any]) -> dict[str, Any]:
     later = ("l2_gb_s", "launch_us", "grid_barrier_us")
     return {name: value for name, value in device.items() if value or name not in later}

@@ -10,9 +10,9 @@ from tempfile import TemporaryDirectory
 
 from archive import ArchiveError, queries, schema
 from archive.kernel import Kernel, Proposal
-from archive.records import Evaluation, Merged, Profile, Standard
+from archive.records import Evaluation, Leg, Merged, Profile, Standard
 from archive.rows import DamagedError, Row
-from archive.runs import AskedQuestion, Leg, Run
+from archive.runs import AskedQuestion, Run
 from archive.sqlite import open_archive
 from archive.store import Record
 

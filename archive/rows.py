@@ -16,6 +16,7 @@ from archive.records import (
     DeviceInfo,
     Envelope,
     Evaluation,
+    Leg,
     Measurement,
     Merged,
     Outcome,
@@ -26,7 +27,7 @@ from archive.records import (
     content_id,
     device_fields,
 )
-from archive.runs import AskedQuestion, Budget, Cost, Leg, Question, Run
+from archive.runs import AskedQuestion, Budget, Cost, Question, Run
 from archive.soundness import LAST_MOMENT, UnsoundError, check
 from archive.summaries import (
     EvaluationSummary,

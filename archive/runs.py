@@ -1,8 +1,6 @@
-"""Runs: their budgets, legs and strategies, the questions that they asked of models, and what these cost."""
+"""Runs: their budgets and strategies, the questions that they asked of models, and what these cost."""
 
 from dataclasses import dataclass, field
-
-from archive.records import content_id
 
 EVOLVE, BEST_OF_N = "evolve", "best-of-n"
 STRATEGIES = (EVOLVE, BEST_OF_N)
@@ -72,19 +70,6 @@ class Run:
     budget: Budget = field(default=Budget())
     campaign: str = ""  # common id of the runs over several ops that share one budget
     words: tuple[str, ...] = ()  # the command-line options that it was started with
-
-
-@dataclass(frozen=True)
-class Leg:
-    """A stretch of a run. A run that was continued has several. If it was killed, its end is unknown."""
-
-    run: str
-    started: float
-    ended: float = 0.0  # 0 until a second record gives the end
-
-    @property
-    def id(self) -> str:
-        return content_id([self.run, self.started, self.ended])
 
 
 @dataclass(frozen=True)

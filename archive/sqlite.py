@@ -15,9 +15,9 @@ from urllib.parse import quote
 from archive import ArchiveError, contenders, queries, rows, schema
 from archive.kernel import Kernel, Proposal
 from archive.plan import PlanError
-from archive.records import Evaluation, Merged, Profile, Standard
+from archive.records import Evaluation, Leg, Merged, Profile, Standard
 from archive.rows import DamagedError
-from archive.runs import AskedQuestion, Leg, Run
+from archive.runs import AskedQuestion, Run
 from archive.schema import SchemaError
 from archive.soundness import UnsoundError, check_foreign
 from archive.store import Filters, R, Record, Store

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from typing import Any, Literal, Protocol, TypedDict, TypeVar, Unpack
 
 from archive.kernel import Kernel, Proposal
-from archive.records import SHIPPED, DeviceInfo, Evaluation, Merged, Profile, Standard
-from archive.runs import AskedQuestion, Leg, Run
+from archive.records import SHIPPED, DeviceInfo, Evaluation, Leg, Merged, Profile, Standard
+from archive.runs import AskedQuestion, Run
 from archive.summaries import (
     BriefEvaluation,
     BriefProposal,

@@ -11,7 +11,8 @@ from itertools import groupby
 from operator import attrgetter, itemgetter
 from typing import TypeVar
 
-from archive.runs import Budget, Cost, Leg, Run
+from archive.records import Leg
+from archive.runs import Budget, Cost, Run
 from archive.store import Store
 from archive.summaries import BriefEvaluation, BriefProposal
 from evolve.selection.population import Champion

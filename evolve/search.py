@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from archive.runs import EVERYTHING, Budget, Leg, Scope
+from archive.records import Leg
+from archive.runs import EVERYTHING, Budget, Scope
 from archive.store import Store
 from evolve import budget
 from evolve.budget import Ended, Spent

@@ -8,8 +8,8 @@ import pytest
 from records import GPU, brief_evaluation, brief_proposal, confirmed, failed_reply, kernel, passed, proposal
 
 from archive.kernel import Kernel, Proposal
-from archive.records import Evaluation
-from archive.runs import Budget, Cost, Leg
+from archive.records import Evaluation, Leg
+from archive.runs import Budget, Cost
 from evolve.budget import IDLE_SECONDS, Ended, History, Spent, at_light, ended, left, nearest, spent, steps
 from evolve.selection.population import champions
 

@@ -12,8 +12,8 @@ from records import CPU
 from scripted_runs import PRICE, TWICE, PricedModel, by_number, kernel, op, outcome
 
 from archive.kernel import Proposal
-from archive.records import Evaluation
-from archive.runs import Budget, Leg, Run, Scope
+from archive.records import Evaluation, Leg
+from archive.runs import Budget, Run, Scope
 from archive.sqlite import SqliteStore, open_archive
 from evolve import budget
 from evolve.budget import Ended, Spent

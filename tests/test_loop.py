@@ -11,8 +11,8 @@ from fake_engine import FakeEngine, verdict
 from records import CPU, GPU, passed
 
 from archive.kernel import Kernel, Proposal
-from archive.records import Evaluation, Measurement, Outcome, Profile
-from archive.runs import Budget, Leg
+from archive.records import Evaluation, Leg, Measurement, Outcome, Profile
+from archive.runs import Budget
 from archive.sqlite import SqliteStore, open_archive
 from evolve.engines.engine import Job
 from evolve.loop import evolve

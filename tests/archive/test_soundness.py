@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from records import GPU, checked, confirmed, failed_reply, kernel, measurement, passed, proposal
 
-from archive.records import Check, Confirmed, Duel, Evaluation, Profile, Standard
-from archive.runs import Budget, Cost, Leg, Run
+from archive.records import Check, Confirmed, Duel, Evaluation, Leg, Profile, Standard
+from archive.runs import Budget, Cost, Run
 from archive.soundness import DAY, UnsoundError, check, check_foreign
 
 NOW = 1_000_000.0

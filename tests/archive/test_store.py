@@ -9,8 +9,8 @@ from records import CPU, GPU, checked, confirmed, failed, failed_reply, kernel, 
 
 from archive import ArchiveError, schema
 from archive.kernel import Kernel, Proposal
-from archive.records import DeviceInfo, Envelope, Evaluation, Merged, Outcome, Profile, Standard, Traits
-from archive.runs import AskedQuestion, Budget, Cost, Leg, Question, Run
+from archive.records import DeviceInfo, Envelope, Evaluation, Leg, Merged, Outcome, Profile, Standard, Traits
+from archive.runs import AskedQuestion, Budget, Cost, Question, Run
 from archive.schema import MIGRATIONS
 from archive.sqlite import SqliteStore, gathered, merge, open_archive
 from archive.summaries import EvaluationSummary

@@ -26,8 +26,17 @@ from fake_engine import FakeEngine  # noqa: E402
 
 from archive import library  # noqa: E402
 from archive.kernel import Kernel, Proposal  # noqa: E402
-from archive.records import Check, DeviceInfo, Evaluation, Measurement, Outcome, Resources, Traits  # noqa: E402
-from archive.runs import Budget, Cost, Leg, Run  # noqa: E402
+from archive.records import (  # noqa: E402
+    Check,
+    DeviceInfo,
+    Evaluation,
+    Leg,
+    Measurement,
+    Outcome,
+    Resources,
+    Traits,
+)
+from archive.runs import Budget, Cost, Run  # noqa: E402
 from archive.sqlite import SqliteStore, open_archive  # noqa: E402
 from archive.store import Record  # noqa: E402
 from evolve.loop import evolve  # noqa: E402

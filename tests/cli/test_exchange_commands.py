@@ -14,8 +14,7 @@ from records import kernel
 
 from archive.exchange import encode_custom_id
 from archive.kernel import Kernel
-from archive.records import Evaluation
-from archive.runs import Leg
+from archive.records import Evaluation, Leg
 from archive.sqlite import open_archive
 from reference_ops import catalog
 

@@ -11,8 +11,8 @@ from commandline import evolve
 from records import CPU, GPU, kernel, passed, proposal
 
 from archive.kernel import Proposal
-from archive.records import Evaluation, Outcome
-from archive.runs import Budget, Cost, Leg, Run
+from archive.records import Evaluation, Leg, Outcome
+from archive.runs import Budget, Cost, Run
 from archive.sqlite import open_archive
 from evolve.cli import session
 from evolve.cli.options import RunOptions

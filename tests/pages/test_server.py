@@ -13,7 +13,8 @@ from commandline import evolve as evolve_command
 from each import sampled
 from shown_archive import RUNS, SCRIPT
 
-from archive.runs import Leg, Run
+from archive.records import Leg
+from archive.runs import Run
 from archive.sqlite import SqliteStore, open_archive
 
 pytest.importorskip("starlette")

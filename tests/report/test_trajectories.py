@@ -8,8 +8,8 @@ from records import GPU, brief_evaluation, brief_proposal, failed, kernel, passe
 from standings import archive_of
 
 from archive.kernel import Proposal
-from archive.records import Evaluation
-from archive.runs import Cost, Leg, Run
+from archive.records import Evaluation, Leg
+from archive.runs import Cost, Run
 from archive.summaries import RankedTimes
 from evolve.budget import History, Spent
 from evolve.report import runs

@@ -15,8 +15,7 @@ from command import TWICE, run, start
 from processes import all_gone, descendants
 
 from archive.kernel import Proposal, parse
-from archive.records import Evaluation
-from archive.runs import Leg
+from archive.records import Evaluation, Leg
 from archive.sqlite import open_archive
 
 KILLS = 20

@@ -15,6 +15,7 @@ from archive.records import (
     Duel,
     Envelope,
     Evaluation,
+    Leg,
     Measurement,
     Outcome,
     Profile,
@@ -22,7 +23,7 @@ from archive.records import (
     Sanitized,
     Traits,
 )
-from archive.runs import Budget, Cost, Leg, Question, Run
+from archive.runs import Budget, Cost, Question, Run
 from archive.sqlite import SqliteStore, open_archive
 from archive.store import Record
 
