@@ -1,17 +1,22 @@
-"""Rendering: views become HTML through templates that escape everything, and plots are drawn beside them."""
+"""Rendering: views become HTML through templates that escape everything, with plots and highlighted code."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
+from pygments import highlight
+from pygments.formatters.html import HtmlFormatter
+from pygments.lexer import Lexer
+from pygments.lexers import CudaLexer, TOMLLexer
 
 from archive.characters import escaped
+from archive.kernel import CLOSE, OPEN
 from archive.records import Measurement
-from evolve.pages import addresses, code, svg
+from evolve.pages import addresses, svg
 from evolve.pages.addresses import Links, Without
 from evolve.pages.comparison import DeviceComparison, KernelComparison, RunComparison, TimePair
 from evolve.pages.kernel_page import KernelPage
@@ -19,10 +24,11 @@ from evolve.pages.op_page import AXES, OpPage
 from evolve.pages.overview import OpLine, Overview
 from evolve.pages.roofline import RooflinePoint
 from evolve.pages.run_page import RunLine, RunPage
-from evolve.pages.svg import Axis, Bar, BarGroup, Dot, Line
+from evolve.pages.svg import Axis, Bar, BarGroup, Dot, Line, element
 from evolve.report import words
 from evolve.report.basis import Basis
 from evolve.report.best_so_far import Moment
+from evolve.report.differences import Side, side_by_side
 from evolve.report.runs import UNITS, amount
 from evolve.report.standing import Standing
 from evolve.selection.population import Champion
@@ -30,6 +36,8 @@ from evolve.selection.population import Champion
 OPS_DRAWN = 40  # most ops in the plot of the overview
 WORKLOADS_DRAWN = 16  # most workloads in the plot of an op
 KNOBS = "knobs"  # the tuner's operator
+MOST_HIGHLIGHTED = 200_000  # characters; a longer text is shown plain
+FORMAT = HtmlFormatter(nowrap=True, classprefix="h-")
 
 
 @dataclass(frozen=True)
@@ -69,11 +77,11 @@ class Renderer:
 
     def kernel(self, view: KernelPage) -> Page:
         title = f"{words.short(view.kernel.id)}, a kernel of {view.kernel.op}"
-        diffs = [(one, code.difference(one.text, view.kernel.text, (words.short(one.id), words.short(view.kernel.id))))
+        diffs = [(one, difference(one.text, view.kernel.text, (words.short(one.id), words.short(view.kernel.id))))
                  for one in view.parents]  # fmt: skip
         return self._page(
             addresses.kernel_page(view.kernel.id), title, "kernel.html", link=Without(self.links, view.absent),
-            view=view, diffs=diffs, source=code.source(view.kernel.text), labels_of=_labels_of,
+            view=view, diffs=diffs, source=source(view.kernel.text), labels_of=_labels_of,
         )  # fmt: skip
 
     def run(self, view: RunPage) -> Page:
@@ -89,7 +97,7 @@ class Renderer:
         a, b = words.short(view.a.id), words.short(view.b.id)
         return self._page(
             addresses.kernels_compared(view.a.id, view.b.id), f"{a} and {b}", "compare_kernels.html", view=view,
-            difference=code.difference(view.a.text, view.b.text, (a, b)), labels_of=_labels_of,
+            difference=difference(view.a.text, view.b.text, (a, b)), labels_of=_labels_of,
         )  # fmt: skip
 
     def runs_compared(self, view: RunComparison) -> Page:
@@ -257,7 +265,7 @@ def _templates() -> jinja2.Environment:
     environment.filters.update(
         short=words.short, figure=words.figure, times=words.times, percent=words.percent, clock=words.clock,
         moment=words.moment, dollars=words.dollars, counted=words.counted, amount=amount, one_line=words.one_line,
-        plain=code.plain, device=_device,
+        plain=plain, device=_device,
     )  # fmt: skip
     return environment
 
@@ -271,3 +279,65 @@ def document(page: Page, *, style: Markup, script: Markup, live: bool, policy: s
 def static(name: str) -> str:
     """Return one of our own files that pages need."""
     return (resources.files("evolve.pages") / "static" / name).read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=256)
+def kernel_lines(text: str) -> tuple[Markup, ...]:
+    """Return a kernel's lines with its plan highlighted as TOML and its source as CUDA."""
+    shown = escaped(text.rstrip("\n"))
+    begin, end = shown.find(OPEN), shown.find(f"\n{CLOSE}")
+    if len(shown) > MOST_HIGHLIGHTED:
+        return tuple(element("span", line) for line in shown.split("\n"))
+    if begin != 0 or end < 0:
+        return _lines(shown, CudaLexer(stripnl=False, ensurenl=False))
+    first, *plan = shown[:end].split("\n")
+    close, *source = shown[end + 1 :].split("\n")
+    opened, closed = (element("span", line, class_="h-c") for line in (first, close))
+    toml = _lines("\n".join(plan), TOMLLexer(stripnl=False, ensurenl=False))
+    return opened, *toml, closed, *_lines("\n".join(source), CudaLexer(stripnl=False, ensurenl=False))
+
+
+def _lines(text: str, lexer: Lexer) -> tuple[Markup, ...]:
+    """Return highlighted lines. The formatter closes its elements at the end of each line."""
+    found = highlight(text, lexer, FORMAT).removesuffix("\n").split("\n")
+    plain = text.split("\n")
+    if len(found) != len(plain):
+        return tuple(element("span", line) for line in plain)
+    return tuple(Markup(line) for line in found)  # noqa: S704 - Pygments has escaped it
+
+
+def source(text: str) -> Markup:
+    """Return a kernel with numbered lines; the numbers are drawn by the style sheet, so that they are not copied."""
+    lines = (element("span", line, class_="line") + "\n" for line in kernel_lines(text))
+    return element("pre", element("code", *lines), class_="source", tabindex="0")
+
+
+def plain(text: str, label: str) -> Markup:
+    """Return text in a box that scrolls, with control characters written out."""
+    return element("pre", text.rstrip("\n"), class_="text", tabindex="0", role="region", aria_label=label)
+
+
+def difference(left: str, right: str, names: tuple[str, str]) -> Markup:
+    """Return a table with two texts side by side, without the lines that both have far from any change."""
+    groups = side_by_side(left, right)
+    if not groups:
+        return element("p", "The texts are equal.", class_="dim")
+    head = element("tr", *(element("th", name, colspan=2, scope="colgroup") for name in names))
+    bodies = [
+        element("tbody", *(element("tr", *_cells(pair.left, "del" if pair.changed else ""),
+                                   *_cells(pair.right, "ins" if pair.changed else "")) for pair in group))
+        for group in groups
+    ]  # fmt: skip
+    columns = Markup("<colgroup>{0}{0}</colgroup>").format(Markup('<col class="at"><col>'))
+    return element("table", columns, element("thead", head), *bodies, class_="diff")
+
+
+def _cells(side: Side, kind: str) -> tuple[Markup, Markup]:
+    tag = {"del": "del", "ins": "ins"}.get(kind, "span")
+    if not side.number:
+        return element("td", class_="number"), element("td", class_="none")
+    parts = (
+        element(tag, part.text) if part.changed and len(side.parts) > 1 else element("span", part.text)
+        for part in side.parts
+    )
+    return element("td", side.number, class_="number"), element("td", *parts, class_=kind)

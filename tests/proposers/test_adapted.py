@@ -14,9 +14,8 @@ from evolve.devices import choose
 from evolve.engines.engine import Engine
 from evolve.evaluation.evaluate import evaluate
 from evolve.evaluation.evaluator import Evaluator
-from evolve.proposers.adapted import adapted, kernels_for
+from evolve.proposers.adapted import Equivalent, adapted, equivalents, kernels_for
 from reference_ops import catalog
-from reference_ops.equivalents import Equivalent, equivalents
 from reference_ops.op import Op
 
 FUNCTIONS = """

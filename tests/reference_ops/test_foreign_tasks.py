@@ -145,7 +145,7 @@ def test_other_uses_of_the_compiler_while_a_task_is_traced_import_it() -> None:
     script = """
 import sys
 import torch
-from reference_ops.tasks.light_imports import light_imports
+from reference_ops.tasks.loading import light_imports
 with light_imports():
     import sympy
     import torch._dynamo

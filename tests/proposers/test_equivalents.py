@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from evolve.proposers.adapted import equivalents
 from reference_ops import catalog
-from reference_ops.equivalents import equivalents
 from reference_ops.op import Op
 
 PROBLEM = """
