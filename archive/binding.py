@@ -1,4 +1,4 @@
-"""Plans and ops: a plan is checked against the names of an op, and its expressions are evaluated for one workload."""
+"""Binding of plans to ops: checks a plan against an op's names, and evaluates its expressions for one workload."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ class IllegalError(ValueError):
 
 @dataclass(frozen=True)
 class Point:
-    """The values that a plan is evaluated with: a workload and the limits of a device."""
+    """The values with which a plan is evaluated: a workload and the limits of a device."""
 
     dtype: str
     dims: Mapping[str, int]
@@ -55,7 +55,7 @@ class Signature:
 
 
 def parse_for(text: str, signature: Signature) -> Kernel:
-    """Read a kernel's text and check its plan against the op it is for."""
+    """Read a kernel's text and check its plan against its op."""
     kernel = parse(text)
     check(kernel, signature)
     return kernel
@@ -267,7 +267,7 @@ def _map(tensor_map: TensorMap, types: Mapping[str, str], scope: Scope) -> Bound
 
 
 def _beyond_the_copy_engine(bound: BoundMap) -> str:
-    """Return which limit of the hardware a tensor map breaks; empty if none."""
+    """Return the limit of the hardware that a tensor map breaks; empty if there is none."""
     line = bound.box[-1] * DTYPES[bound.dtype]
     if not all(1 <= size <= MAX_MAP_SIZE for size in bound.shape):
         return f"sizes of {list(bound.shape)} are not within 1 and 2^32"

@@ -1,4 +1,4 @@
-"""Hidden characters, which may control a terminal or display text in another order than a compiler reads it."""
+"""Hidden characters: they may control a terminal, or make it show text in another order than a compiler reads it."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Claims: which kernels each process is working on, so that processes that share an archive do not repeat work.
+"""Claims of processes on kernels, so that processes that share an archive do not repeat work.
 
 A claim is a lease on one kernel on one device. It ends when it is given back, when its process dies, or when it is not
 renewed in time. Claims are not records: merging and recovering an archive leaves them out.
@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 from archive import ArchiveError
 
 BUSY_SECONDS = 30
-LEASE_SECONDS = 90.0  # after this long without renewal, also on another machine, a claim no longer holds
+LEASE_SECONDS = 90.0  # a claim ends after this time without renewal, also on another machine
 RENEWAL_SECONDS = 20.0
 
 
@@ -90,7 +90,7 @@ class SqliteClaims:
             connection.execute("UPDATE claims SET expires = ? WHERE holder = ?", (later, self._holder))
 
     def end(self) -> None:
-        """Give all claims back, and remove those of processes that are long gone."""
+        """End all claims, and remove those of processes that ended long ago."""
         with self._writing() as connection:
             connection.execute("DELETE FROM claims WHERE holder = ? OR expires < ?", (self._holder, time.time()))
 
@@ -125,7 +125,7 @@ def claims_on(path: Path) -> Iterator[SqliteClaims]:
     if not path.exists():  # SQLite would begin an empty one
         raise ArchiveError(f"there is no archive at {path} any more: it was deleted or moved while it was in use")
     with closing(sqlite3.connect(path, BUSY_SECONDS, isolation_level=None, check_same_thread=False)) as connection:
-        connection.execute("PRAGMA synchronous = NORMAL")  # after a power failure, claims have no holders
+        connection.execute("PRAGMA synchronous = NORMAL")  # claims need not survive a power failure
         claims = SqliteClaims(connection)
         with renewed(claims, sqlite3.Error):
             yield claims
@@ -142,7 +142,7 @@ class Leases(Protocol):
 def renewed(leases: Leases, failure: type[Exception]) -> Iterator[None]:
     """Renew leases from a thread, and end them afterwards.
 
-    A `failure`, such as a full disk or a lost connection, is passed over: the next renewal may succeed, and leases that
+    A `failure`, such as a full disk or a lost connection, is ignored: the next renewal may succeed, and leases that
     cannot be ended expire.
     """
     over = threading.Event()
@@ -171,7 +171,10 @@ def _host() -> str:
 
 
 def _born(pid: int) -> str:
-    """Return when a process began, in the kernel's ticks; DEAD if it has ended, UNKNOWN where that cannot be read."""
+    """Return the time at which a process began, in the kernel's ticks.
+
+    DEAD if it has ended, UNKNOWN where that cannot be read.
+    """
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,9 +1,9 @@
-"""Contenders: the few verdicts that tell the champions of an op on a device, kept up to date as verdicts are added.
+"""Contenders: the few verdicts that determine the champions of an op on a device, updated as verdicts are added.
 
-On each workload these are the verdicts in force that passed, without those that another one beats both by its median
-and by its upper bound; confirmed verdicts are compared with confirmed ones only. Whatever the bar, they include the
-fastest verdict whose interval lies below it. The table repeats what the summaries hold, so that champions are found
-without reading the times of every kernel.
+On each workload these are the current verdicts that passed, except those that another one beats both in its median and
+in its upper bound; confirmed verdicts are compared with confirmed ones only. For any bar, they include the fastest
+verdict whose interval lies below it. The table repeats fields of the summaries, so that champions are found without
+reading the times of every kernel.
 """
 
 import sqlite3
@@ -48,7 +48,7 @@ def gather(connection: sqlite3.Connection, op: str, device: str) -> None:
 
 
 def _keep(held: list[tuple[float, float, int]], median_us: float, high_us: float, number: int) -> None:
-    """Add a time to those of one workload, unless one beats it, and remove those that it beats: as `_add` does."""
+    """Add a time to those of one workload, unless one beats it, and remove those that it beats, like `_add`."""
     for other_median, other_high, _ in held:
         if other_median <= median_us and other_high <= high_us:
             return

@@ -61,11 +61,11 @@ class Kernel:
         found = NOTE.search(self.text)
         try:
             return json.loads(found.group(1)) if found else self.plan.note
-        except ValueError:  # TOML that is no JSON, which canonical texts do not have
+        except ValueError:  # TOML that is not JSON, which does not occur in canonical texts
             return self.plan.note
 
     def has_code_of(self, other: "Kernel") -> bool:
-        """Return whether the device code is that of another kernel, told from the texts without parsing the plans."""
+        """Return whether the device code equals that of another kernel, without parsing the plans."""
         return self.text.partition(CLOSE)[2] == other.text.partition(CLOSE)[2]
 
     @cached_property
@@ -149,7 +149,7 @@ class Proposal:
 
     @property
     def shipped(self) -> bool:
-        """Whether it is of a kernel as it ships with the package."""
+        """Whether its kernel ships with the package."""
         return SHIPPED in (self.proposer, self.run)
 
     @property
@@ -159,7 +159,7 @@ class Proposal:
 
     @cached_property
     def id(self) -> str:
-        """A hash that ignores the time and the cost, so that a proposal told twice is one record."""
+        """A hash without the time and the cost, so that a proposal that is archived twice is one record."""
         said = [self.kernel_id, list(self.parents), self.run, self.reply, self.failure]
         return content_id([self.op, self.operator, self.proposer, *said, *([self.call] if self.call else [])])
 

@@ -1,4 +1,4 @@
-"""Library of the kernels that ship with the package, as readable files, with what was measured of them on GPUs."""
+"""Library of the kernels that ship with the package, as readable files, with their measurements on GPUs."""
 
 import hashlib
 from functools import lru_cache

@@ -39,7 +39,7 @@ FOR_READERS = ("speedup", "light")
 
 
 class MeasuredError(ValueError):
-    """A text is not one of measurements. The message says where it is wrong."""
+    """A text does not hold valid measurements. The message says where it is wrong."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class MeasuredKernel:
     origin: Origin | None = None
 
     def records(self) -> list[Proposal | Evaluation]:
-        """Return the verdict, and the proposal that tells where the kernel came from."""
+        """Return the verdict, and the proposal that names the kernel's origin."""
         if self.origin is None:
             return [self.evaluation]
         made = self.origin

@@ -1,6 +1,6 @@
 """A kernel's launch plan, and its reader, which reports malformed TOML with a message and its line.
 
-The plan is data: it says what is launched and with which sizes, and contains no code that could run.
+The plan is data: it names the launches and their sizes, and contains no code that could run.
 """
 
 import json
@@ -282,7 +282,7 @@ def _knob(name: str, values: object) -> tuple[str, tuple[int, ...]]:
         raise PlaceError(f"knob {name} must list at most {MAX_KNOB_VALUES} different integers", path)
     if not all(-(2**31) <= value < 2**31 for value in values):
         raise PlaceError(f"knob {name} has a value that does not fit in 32 bits", path)
-    # The default stays first and the rest is sorted, so that a setting has one canonical text however it was reached.
+    # The default stays first and the rest is sorted, so that each setting has one canonical text.
     return name, (values[0], *sorted(values[1:]))
 
 

@@ -1,4 +1,4 @@
-"""Queries of an archive: how records of each kind are selected, filtered and ordered."""
+"""Queries of an archive: selection, filters and order of each kind of record."""
 
 import json
 import sqlite3
@@ -35,7 +35,7 @@ LAST_CHARACTER = chr(0x10FFFF)
 
 @dataclass(frozen=True)
 class RecordQuery:
-    """How records of one kind are read: the SELECT statement, the order, and the condition that each filter adds."""
+    """The query for records of one kind: the SELECT statement, the order, and the condition that each filter adds."""
 
     select: str
     order: str
@@ -59,7 +59,7 @@ def find(connection: sqlite3.Connection, kind: type, op: str, filters: Filters) 
 
 
 def count(connection: sqlite3.Connection, kind: type, by: str, op: str, filters: Filters) -> dict[str, int]:
-    """Return how many records pass every filter, by the values of a column."""
+    """Return the number of records that pass every filter, by the values of a column."""
     source = SOURCES[kind]
     table = source.select.partition(" FROM ")[2].split()[0]
     where, values = _where(source, kind, op, filters)
@@ -100,7 +100,7 @@ def _where(source: RecordQuery, kind: type, op: str, filters: Filters) -> tuple[
         else:
             values.append(value)
         if name == "op" and not NARROW.isdisjoint(given):
-            condition = f"+{condition}"  # disables the index by op, because the op's records are many
+            condition = f"+{condition}"  # disables the index by op, because an op has many records
         conditions.append(condition)
     return f"WHERE {' AND '.join(conditions)}" if conditions else "", values
 
@@ -132,18 +132,21 @@ def _oldest_first(_connection: sqlite3.Connection, found: Iterable[Row]) -> list
 
 
 def _in_order_of_time(connection: sqlite3.Connection, found: Iterable[Row]) -> list[BriefProposal]:
-    """Return brief proposals by time, then by number. Two sorts take half the time of one by pairs."""
+    """Return brief proposals by time, then by number. Two sorts take half the time of one sort by pairs."""
     in_order_of_numbers = sorted(_plain(BriefProposal)(connection, found), key=attrgetter("number"))
     return sorted(in_order_of_numbers, key=attrgetter("created"))
 
 
 def _plain(kind: type[tuple[Any, ...]]) -> Callable[[sqlite3.Connection, Iterable[Row]], Iterator[Any]]:
-    """Return what makes named tuples of whole rows. Their own `_make` takes twice as long; an op may have 100,000."""
+    """Return a function that makes named tuples of whole rows.
+
+    Their own `_make` takes twice as long; an op may have 100,000.
+    """
     return _each(partial(tuple.__new__, kind))
 
 
 def _shared(kind: type[tuple[Any, ...]]) -> Callable[[Row], Any]:
-    """Return what makes named tuples whose kernel ids, their first fields, are the same objects as in other records."""
+    """Return a function that makes named tuples whose kernel ids, their first fields, are shared with other records."""
     return lambda row: tuple.__new__(kind, (sys.intern(row[0]), *row[1:]))
 
 
@@ -210,7 +213,7 @@ SOURCES: dict[type, RecordQuery] = {
     ),
     BriefProposal: RecordQuery(
         "SELECT kernel_id, run, created, prompt_tokens + completion_tokens, usd, seconds, p.rowid FROM proposals p",
-        "ORDER BY created",  # as in the index, so that nothing is left to sort but equal times
+        "ORDER BY created",  # as in the index, so that only equal times must be sorted
         _by("run", op=IN_ORDER),
         _in_order_of_time,
     ),

@@ -52,7 +52,7 @@ class DeviceInfo:
     tflops: tuple[tuple[str, float], ...] = ()  # matrix product rate by dtype
     # Measured like the rates; 0 if unknown, as in records of earlier versions.
     l2_gb_s: float = 0.0  # reading from the L2
-    launch_us: float = 0.0  # what one more launch in the same stream costs
+    launch_us: float = 0.0  # cost of one more launch in the same stream
     grid_barrier_us: float = 0.0  # one barrier of all blocks of a cooperative launch
 
     @property
@@ -111,7 +111,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Standard:
-    """PyTorch's times for one workload of an op, measured without a kernel to show what a search would start from."""
+    """PyTorch's times for one workload of an op, measured without a kernel to show the starting point of a search."""
 
     op: str
     workload: str
@@ -194,7 +194,7 @@ class Envelope:
     elements: int
 
     def excess(self, sizes: Mapping[str, int | float], elements: int) -> str:
-        """Return what exceeds the envelope, in words, or an empty string."""
+        """Return a description of what exceeds the envelope, or an empty string."""
         for name, most in self.largest:
             if sizes.get(name, most) > most:
                 return f"{name}={sizes[name]} is more than the {most} up to which it was tested"
@@ -223,7 +223,7 @@ class Duel:
     speedup: float  # the median of the pairs' ratios
     low: float  # bounds of its 95 % interval
     high: float
-    noise: float  # how far this ratio strays from 1 when the kernel is timed against itself
+    noise: float  # distance of this ratio from 1 when the kernel is timed against itself
 
     @property
     def won(self) -> bool:

@@ -31,7 +31,7 @@ MOST_BYTES = 2**36  # more is not a truncated archive, but a damaged header
 
 @dataclass(frozen=True)
 class Recovered:
-    """How many records of each kind were copied, and what was lost."""
+    """The number of copied records of each kind, and the lost parts."""
 
     copied: dict[str, int]  # by the kind's name
     refused: int  # records that are not valid
@@ -39,7 +39,7 @@ class Recovered:
 
 
 def recover(damaged: Path, into: Path) -> Recovered:
-    """Copy what can be read of a damaged archive, which is not changed, into a new archive."""
+    """Copy the readable records of a damaged archive, which is not changed, into a new archive."""
     if not damaged.is_file():
         raise ArchiveError(f"there is no archive at {damaged}")
     if into.exists():
@@ -120,7 +120,7 @@ def _readable_rows(source: sqlite3.Connection, table: str, columns: list[str]) -
 
 
 def _valid_records(scratch: sqlite3.Connection) -> tuple[list[Record], int]:
-    """Return the records that are valid on their own, and how many are not."""
+    """Return the records that are valid by themselves, and the number of those that are not."""
     records: list[Record] = []
     refused = 0
     for kind in KINDS:

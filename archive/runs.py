@@ -1,4 +1,4 @@
-"""Runs: their budgets and strategies, the questions that they asked of models, and what these cost."""
+"""Runs: their budgets and strategies, their questions to models, and the costs of these."""
 
 from dataclasses import dataclass, field
 

@@ -1,7 +1,7 @@
 """Schema of the archive file: the migration steps, oldest first, and the code that applies them to an older file.
 
 Never change a step; add a new one. `children`, `contenders`, `derived` and the tables whose names end in `_summaries`
-follow from the records in the other tables, so that queries need not read the large ones. They can be made anew.
+follow from the records in the other tables, so that queries need not read the large ones. They can be rebuilt.
 """
 
 import json
@@ -250,14 +250,14 @@ MIGRATIONS: tuple[Step, ...] = (
         "ALTER TABLE evaluations ADD COLUMN envelope TEXT",
         "ALTER TABLE evaluations ADD COLUMN run TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE evaluation_summaries ADD COLUMN run TEXT NOT NULL DEFAULT ''",
-        # What processes work on at the moment. These are not records: merges and recovery leave them out.
+        # Kernels that processes are working on. These are not records: merges and recovery leave them out.
         """CREATE TABLE claims (
             kernel_id TEXT NOT NULL, device TEXT NOT NULL, holder TEXT NOT NULL, host TEXT NOT NULL,
             pid INTEGER NOT NULL, born TEXT NOT NULL, expires REAL NOT NULL, PRIMARY KEY (kernel_id, device))
         WITHOUT ROWID""",
     ),
     (
-        # Hashes of what packages ship whose kernels and verdicts have been added. These are not records.
+        # Hashes of shipped kernels and verdicts that have been added. These are not records.
         "CREATE TABLE seeded (digest TEXT PRIMARY KEY, added REAL NOT NULL)",
     ),
     (
@@ -275,7 +275,8 @@ MIGRATIONS: tuple[Step, ...] = (
             op, created, kernel_id, run, prompt_tokens, completion_tokens, usd, seconds) WHERE op <> ''""",
     ),
     (
-        # What commands have made of the records of an op, as JSON, and the state of these records: see sqlite.py.
+        # Values that commands have computed from the records of an op, as JSON, and the state of these records: see
+        # sqlite.py.
         """CREATE TABLE derived (what TEXT NOT NULL, op TEXT NOT NULL, state TEXT NOT NULL, json TEXT NOT NULL,
             PRIMARY KEY (what, op)) WITHOUT ROWID""",
     ),

@@ -1,8 +1,8 @@
 """Seeds: the kernels and verdicts that ship with the package, added to every archive without changing what it holds.
 
-A digest of what was added is kept in the archive, so that opening it again costs a comparison. What a later version of
-the package ships is added beside what the archive holds. A shipped verdict is left out where the archive has one of its
-own on the same kernel and device, because the latest verdict counts.
+A digest of the added files is kept in the archive, so that opening it again costs only a comparison. Kernels and
+verdicts of a later version of the package are added to the existing ones. A shipped verdict is left out if the archive
+has its own verdict on the same kernel and device, because the latest verdict counts.
 """
 
 import sqlite3
@@ -34,7 +34,7 @@ def kernels(op: str) -> list[Kernel]:
 
 
 def measurements(op: str, root: Traversable | None = None) -> list[MeasuredKernel]:
-    """Return what was measured of an op's shipped kernels, by device; `root` is another folder of kernels."""
+    """Return the measurements of an op's shipped kernels, by device; `root` is another folder of kernels."""
     # Shipped texts are canonical, so that they need no parsing, which would take most of the time.
     texts = {name: Kernel(text) for name, text in library.texts(op, root=root).items()}
     files = library.texts(op, library.MEASURED, root).items()
@@ -45,7 +45,7 @@ def measurements(op: str, root: Traversable | None = None) -> list[MeasuredKerne
 
 
 def opened(path: Path, *, read_only: bool = False) -> SqliteStore:
-    """Open an archive that holds what the package ships. One that cannot be written is opened as it is."""
+    """Open an archive that includes the shipped kernels and verdicts. One that cannot be written is opened as it is."""
     store = open_archive(path, read_only=read_only)
     if not read_only:
         add(store)
@@ -56,7 +56,7 @@ def opened(path: Path, *, read_only: bool = False) -> SqliteStore:
 
 
 def add(store: SqliteStore) -> int:
-    """Add what ships with the package to an archive that lacks it, and return how many records were new."""
+    """Add the shipped kernels and verdicts to an archive that lacks them, and return the number of new records."""
     digest = library.digest()
     if store.has_seeds(digest):
         return 0

@@ -94,7 +94,7 @@ class SqliteStore:
         return read(json.loads(made))
 
     def _keep_derived(self, *row: str) -> None:
-        """Keep what was derived for the next time, unless the file cannot be written at the moment."""
+        """Keep derived values for later commands, unless the file cannot be written at the moment."""
         existing = f"file:{quote(str(self.path.absolute()))}?mode=rw"
         with suppress(sqlite3.Error), closing(sqlite3.connect(existing, BRIEFLY_SECONDS, uri=True)) as file, file:
             file.execute("INSERT OR REPLACE INTO derived VALUES (?, ?, ?, ?)", row)
@@ -116,7 +116,7 @@ class SqliteStore:
         self.connection.close()
 
     def _rescue(self, records: Sequence[Record]) -> ArchiveError:
-        """Copy the archive, which is no longer at its path, to where there is room, with these records, too."""
+        """Copy the archive, which is no longer at its path, to a folder with enough space, and add these records."""
         for folder in (self.path.parent, Path.cwd(), Path(tempfile.gettempdir())):
             copy = self.rescued[0] if self.rescued else folder / f"{self.path.stem}-rescued-{os.getpid()}.db"
             with suppress(sqlite3.Error, OSError, ArchiveError):
@@ -131,7 +131,10 @@ class SqliteStore:
         return ArchiveError(f"{LOST.format(path=self.path)}; {where}")
 
     def _keep(self, record: Record, replaced: set[tuple[str, str]]) -> int:
-        """Insert the rows of a record, and return 1 if it was new; `replaced` gets whose contenders are uncertain."""
+        """Insert the rows of a record, and return 1 if it was new.
+
+        `replaced` gets the op and device if the contenders are uncertain.
+        """
         new = 0
         for index, (table, row) in enumerate(rows.rows(record)):
             marks = ", ".join("?" * len(row))
@@ -179,7 +182,7 @@ def open_archive(path: Path, *, read_only: bool = False) -> SqliteStore:
 
 
 def _file(path: Path) -> File | None:
-    """Return what identifies the file at a path."""
+    """Return values that identify the file at a path."""
     try:
         found = path.stat()
     except OSError:
@@ -217,7 +220,7 @@ def _lacking(into: Store | None, source: SqliteStore, summary: Any, **filters: U
 
 
 def take(into: Store, records: Sequence[Record]) -> int:
-    """Add another archive's records, all or none, mark new evaluations as merged, and return how many were new."""
+    """Add another archive's records, all or none, mark new evaluations as merged, and return the number of new ones."""
     evaluations = [record for record in records if isinstance(record, Evaluation)]
     known = {found.id for found in into.find(EvaluationSummary, ids=[one.id for one in evaluations])}
     foreign = [evaluation for evaluation in evaluations if evaluation.id not in known]
@@ -225,7 +228,7 @@ def take(into: Store, records: Sequence[Record]) -> int:
 
 
 def merge(into: Store, source: SqliteStore) -> int:
-    """Add every record of one archive to another, and return how many were new."""
+    """Add every record of one archive to another, and return the number of new ones."""
     return take(into, gathered(source, into))
 
 

@@ -1,4 +1,4 @@
-"""Store: what the rest of the program may ask of an archive, and by which filters."""
+"""Store: the interface of an archive for the rest of the program, with the filters of its queries."""
 
 import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -44,13 +44,13 @@ class Filters(TypedDict, total=False):
     in_force: bool  # whether it is the latest evaluation of its kernel on its device
     confirmed: bool
     proposer: str
-    since: float  # seconds since 1970; only what was proposed from then on
+    since: float  # seconds since 1970; only later proposals
     shipped: bool  # whether the verdict ships with the package
     measured: bool  # whether it has times
     newest_timed: Literal[True]  # with `op` and `device`: only the newest with times on the same set of workloads
     code: str
     outline: str
-    contending: Literal[True]  # with `op` and `device`: only those that tell the champions; the order stays
+    contending: Literal[True]  # with `op` and `device`: only those that determine the champions; the order stays
     fastest: int  # at most this many, those with the largest speedups
     newest: int  # at most this many, those added to the archive last
     oldest: int  # at most this many, those added first
@@ -65,17 +65,17 @@ class Store(Protocol):
     """
 
     def append(self, *records: Record) -> int:
-        """Add the records, all or none of them, and return how many were new."""
+        """Add the records, all or none of them, and return the number of new ones."""
 
     def find(self, kind: type[R], op: str = "", **filters: Unpack[Filters]) -> list[R]:
         """Return the records of a kind that pass every filter, oldest first. An empty `op` means every op."""
 
     def count(self, kind: type[R], by: str, op: str = "", **filters: Unpack[Filters]) -> dict[str, int]:
-        """Return how many records pass every filter, by `op`, `device` or `outcome`."""
+        """Return the number of records that pass every filter, by `op`, `device` or `outcome`."""
 
 
 class ArchiveFile(Store, Protocol):
-    """An archive in a file, which also lists its ops and keeps what is made of their records."""
+    """An archive in a file, which also lists its ops and keeps values that are computed from their records."""
 
     def ops(self, kind: type[R]) -> list[str]:
         """Return the ops with records of a kind, sorted."""
@@ -83,7 +83,7 @@ class ArchiveFile(Store, Protocol):
     def derived(self, what: str, op: str, make: Callable[[], object], read: Callable[[Any], T]) -> T:
         """Make a value from an op's records with `make`, keep it as JSON, and return what `read` returns for it.
 
-        It is made only if records of the op were added since the last time; `what` names it and how it is written.
+        It is made only if records of the op were added since the last time; `what` names the value and its format.
         """
 
 

@@ -74,7 +74,7 @@ class ProposalSummary(NamedTuple):
 
     @property
     def shipped(self) -> bool:
-        """Whether it is of a kernel as it ships with the package."""
+        """Whether its kernel ships with the package."""
         return SHIPPED in (self.proposer, self.run)
 
     @property
@@ -103,7 +103,7 @@ class Origin(NamedTuple):
 
 
 def only_id(text: str) -> str:
-    """Return the id in a JSON list of one, which most kernels' parents are, or an empty string."""
+    """Return the id in a JSON list with a single id, as most lists of parents are, or an empty string."""
     simple = text[:2] == '["' and text[-2:] == '"]' and text.count('"') == 2 and "\\" not in text
     return text[2:-2] if simple else ""
 
@@ -129,7 +129,7 @@ class Judged(NamedTuple):
 
 
 class BriefProposal(NamedTuple):
-    """A proposal's cost, time and run, which is all that a budget needs."""
+    """A proposal's cost, time and run, which suffice for a budget."""
 
     kernel_id: str  # empty if the reply has no kernel
     run: str

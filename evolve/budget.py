@@ -31,7 +31,7 @@ class Ended(StrEnum):
     TOKENS = "tokens"
     USD = "usd"
     SECONDS = "seconds"
-    LIGHT = "light"  # every champion is as near to the speed of light as requested
+    LIGHT = "light"  # every champion reaches the requested share of the speed of light
     NOTHING = "nothing"  # nothing is left to try
 
 
@@ -83,7 +83,7 @@ class History:
 
     @cached_property
     def named(self) -> Mapping[str, Sequence[BriefEvaluation]]:
-        """The first verdicts on kernels, by the run that made them; those of earlier versions do not name it."""
+        """The first verdicts on kernels, by the run that made them. Verdicts of earlier versions name no run."""
         return _grouped(self.judged.values(), RUN_OF_VERDICT)
 
     @cached_property
@@ -99,8 +99,8 @@ class History:
     def is_of_another(self, verdict: BriefEvaluation, run: str, leg: Leg) -> bool:
         """Return whether another, concurrent run made the verdict.
 
-        Verdicts of earlier versions do not say so: they are taken for another run's if that run proposed the kernel,
-        and nothing proposed it before this leg began.
+        Verdicts of earlier versions name no run: such a verdict counts as another run's if that run proposed the kernel
+        and no proposal of it is older than this leg.
         """
         if verdict.run:
             return verdict.run != run
@@ -127,7 +127,7 @@ def history(store: Store, op: str, device_key: str, elsewhere: History | None = 
 
 
 def _grouped(records: Iterable[B], key: Callable[[B], str]) -> Mapping[str, Sequence[B]]:
-    """Return the records by a key that neighbours often share, each sequence in the order given."""
+    """Group records by key, and keep the given order within each group. Neighbours often share a key."""
     found = defaultdict[str, list[B]](list)
     for value, some in groupby(records, key):
         found[value].extend(some)

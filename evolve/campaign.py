@@ -124,7 +124,7 @@ def share_out(
     running = {search.run: search for search in searches}
     accounts = {search.run: _account(search, views[search.run]) for search in searches}
     spent, reason = Spent(), Ended.LIGHT
-    aside = set[str]()  # those with nothing left but what other processes are working on
+    aside = set[str]()  # ops whose remaining kernels are being evaluated by other processes
     while chosen := _next_run(accounts, running, aside):
         search, view, before, began = running[chosen], views[chosen], spent, time.monotonic()
         if chosen in aside:
@@ -170,8 +170,8 @@ class Turn:
 class SideBySide:
     """Slices of several ops at once, for an engine with several cards.
 
-    The engine asks for the next job when it would be idle otherwise. It gets one of the oldest slice that has any;
-    if none has, the next op's slice begins. Proposals become jobs one by one, as they arrive.
+    The engine asks for the next job when it would be idle otherwise. It gets a job of the oldest slice that has one; if
+    no slice has a job, the next op's slice begins. Proposals become jobs one by one, as they arrive.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class SideBySide:
             yield self._events.popleft()
 
     def _jobs(self) -> Iterator[Job | None]:
-        """Yield jobs, and None while verdicts are awaited; end when nothing is under way and nothing can begin."""
+        """Yield jobs, and None while verdicts are awaited. End when no job is in progress and no slice can begin."""
         while not self._ended:
             job = None if self._unprofiled else self._next_job()
             if self._ended or (job is None and not any(turn.under_way for turn in self._turns.values())):
@@ -223,7 +223,7 @@ class SideBySide:
                 return None
 
     def _job_of(self, turn: Turn) -> Job | None:
-        """Return the slice's next job, for which proposals may be asked; None if it has none now."""
+        """Return the slice's next job, or None if it has none now. This may ask for proposals."""
         while not (self._ended or self._unprofiled):
             if turn.waiting:
                 job = turn.waiting.popleft()
@@ -241,7 +241,7 @@ class SideBySide:
         return None
 
     def _begin(self) -> bool:
-        """Begin the slice of the op that is furthest behind its share, unless there is none or nothing is left."""
+        """Begin the slice of the op that is furthest behind its share, if there is one and budget is left."""
         accounts = (
             account for run, account in self._accounts.items()
             if run in self._running and run not in self._aside and run not in self._turns
@@ -263,7 +263,7 @@ class SideBySide:
         return True
 
     def _queue(self, turn: Turn, kernels: Sequence[str]) -> None:
-        """Add kernels without a verdict to what waits, as far as the budget allows."""
+        """Queue kernels without a verdict, as far as the budget allows."""
         left = budget.left(turn.search.budget, self._committed()).evals
         agenda = selection.agenda(turn.view, kernels[:left])
         for verdict in agenda.repeated:
@@ -317,7 +317,7 @@ class SideBySide:
         self._spent = replace(self._spent + paid, seconds=time.monotonic() - self._began)
 
     def _committed(self) -> Spent:
-        """Return what is spent, with the evaluations that wait or are under way."""
+        """Return what is spent, including the evaluations that wait or are in progress."""
         return self._spent + Spent(evals=sum(len(one.waiting) + len(one.under_way) for one in self._turns.values()))
 
     def _finish(self, turn: Turn) -> None:
@@ -338,7 +338,7 @@ class SideBySide:
             self._ended = self._ended or ended
 
     def _goes_on(self) -> bool:
-        """Do what needs an idle engine, and return whether there may be more to evaluate."""
+        """Do the work that needs an idle engine, and return whether there may be more to evaluate."""
         if self._ended:
             return False
         if turn := self._unprofiled:

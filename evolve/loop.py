@@ -59,7 +59,7 @@ def one_round(
     proposals = yield from keep(search.share.unproposed(view, request, proposer.propose(request)), view.store)
     spent = sum((budget.paid(proposal.cost) for proposal in proposals), spent)
     new = {proposal.kernel_id for proposal in proposals if proposal.kernel} - request.known
-    # New kernels count when they are evaluated, known ones now, and requests that gave no kernel not at all.
+    # New kernels count when they are evaluated, known ones count now, and requests that gave no kernel do not count.
     spent += Spent(evals=sum(bool(proposal.kernel) for proposal in proposals) - len(new))
     spent = yield from settle(search, spent, engine, view)
     return spent, search.over(view, spent) or (None if proposals else Ended.NOTHING)

@@ -1,4 +1,4 @@
-"""An op on a device: the names that a kernel's plan can use, the values it is bound to, and the speed of light."""
+"""An op on a device: the names that a kernel's plan can use, the values for its binding, and the speed of light."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""A search: the op that a run evolves, what the run may use and spend, and when it is over."""
+"""A search: the op that a run evolves, the kernels and the budget that the run may use, and the end of the run."""
 
 import time
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ class Search:
             store.append(Leg(self.run, started, time.time()))
 
     def over(self, view: OpView, spent: Spent) -> Ended | None:
-        """Return why the search is over, or None if it goes on. `spent` is what it has spent of its budget."""
+        """Return why the search is over, or None if it goes on. `spent` is the spent part of its budget."""
         if reached := budget.ended(self.budget, spent):
             return reached
         if time.monotonic() >= self.deadline:
@@ -65,12 +65,15 @@ class Search:
         return selection.request(view, self.op, wanted, seed=self.seed, left=limits)
 
     def profile(self, request: Request, engine: Engine, store: Store) -> int:
-        """Profile parents at the workload with the most to gain, if the proposer uses that; return how many are new."""
+        """Profile parents at the workload with the most to gain, if the proposer uses profiles.
+
+        Return the number of new ones.
+        """
         at = selection.unprofiled(request) if self.profiled else []
         profiles = (engine.profile(kernel, self.locator, workload) for kernel, workload in at)
         return store.append(*(profile for profile in profiles if profile))
 
 
 def generation(engine: Engine) -> int:
-    """Return how many proposals to request at once, so that this engine is busy."""
+    """Return the number of proposals to request at once, so that this engine is busy."""
     return max(GENERATION, PER_CARD * engine.cards) if isinstance(engine, HasCards) else GENERATION

@@ -40,7 +40,7 @@ def engine(kind: str, watch: Callable[[str, str], None] | None = None, gpus: str
 
 
 def node_engine(kind: str, watch: Callable[[str, str], None], cores: int) -> "tuple[LocalEngine, int]":
-    """Return the engine of a node of a cluster, with a share of its cores, and how many jobs keep it busy."""
+    """Return the engine of a node of a cluster, with a share of its cores, and the number of jobs that keep it busy."""
     return _local(kind, watch, cores, ("",))
 
 
@@ -56,7 +56,7 @@ def ray_engine(
 def _local(
     kind: str, watch: Callable[[str, str], None] | None, cores: int, cards: Sequence[str]
 ) -> "tuple[LocalEngine, int]":
-    """Return an engine, and how many jobs keep it busy: one more per worker than it works on."""
+    """Return an engine, and the number of jobs that keep it busy: one more per worker than it works on."""
     from evolve.engines.local import LocalEngine
 
     policy = policy_of(kind)
@@ -84,7 +84,9 @@ def proposer(
 def language_models(
     requested: str = "", models: tuple[str, ...] = (), watch: Callable[[str, str], None] | None = None
 ) -> "Proposer | None":
-    """Return what asks the language models that `proposer` uses, or None if that is the offline one; without PyTorch.
+    """Return the proposer that asks the language models of `proposer`, or None for the offline one.
+
+    PyTorch is not imported.
 
     `watch` is told a key and the reason when a question to a model waits for its server, and an empty text afterwards.
     """
@@ -124,7 +126,7 @@ def archive_path(requested: Path | None) -> Path:
 
 
 def archive(requested: Path | None, *, read_only: bool = False) -> "SqliteStore":
-    """Return the archive with what ships with the package.
+    """Return the archive, including the shipped kernels and measurements.
 
     If nothing has been archived yet, a reader gets an archive in memory, unless --archive names a file.
     """
@@ -142,14 +144,14 @@ def archive(requested: Path | None, *, read_only: bool = False) -> "SqliteStore"
 
 
 def readable_archive(requested: Path | None) -> "SqliteStore":
-    """Return the archive without the right to change it, or one in memory if there is none."""
+    """Return the archive opened read-only, or one in memory if there is none."""
     from archive import seeds
 
     return archive(requested, read_only=True) if archive_path(requested).exists() else seeds.opened(IN_MEMORY)
 
 
 def archive_hint(error: ArchiveError, otherwise: str) -> str:
-    """Return what to do about an archive that cannot be used."""
+    """Return a hint on an archive that cannot be used."""
     if saved := RESCUED.search(str(error)):
         copy = shlex.quote(saved[1])
         return f"move {copy} back, or `evolve merge {copy}` into another archive; then give the same command again"

@@ -49,7 +49,10 @@ def of_mask(name: str, *, hides: bool) -> Mapping[str, Arrange]:
 
 
 def _cuts(shape: tuple[int, ...], size: int, generator: torch.Generator, device: torch.device) -> torch.Tensor:
-    """Return a place from 1 to the last in each row; in every other row the last, so that a prefix leaves one."""
+    """Return a place from 1 to the last in each row.
+
+    In every other row it is the last, so that a prefix leaves one element.
+    """
     if size < 2:
         return torch.zeros(shape, dtype=torch.int64, device=device)
     cuts = torch.randint(1, size, (math.prod(shape),), generator=generator, device=device)
@@ -101,7 +104,7 @@ def of_order(name: str) -> Mapping[str, Arrange]:
         return arrange
 
     def half(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
-        """Put the front half of each row in ascending order, and the rear half in descending order."""
+        """Sort the first half of each row in ascending order, and the second half in descending order."""
         rows = inputs[name].view(-1, inputs[name].shape[-1])
         middle = rows.shape[1] // 2
         rows[:, :middle] = rows[:, :middle].sort(-1).values
@@ -115,7 +118,7 @@ def of_order(name: str) -> Mapping[str, Arrange]:
 
 
 def of_permutation(name: str) -> Mapping[str, Arrange]:
-    """Return permutations: those of `of_order`, and one whose front half is in place, the rear half reversed."""
+    """Return permutations: those of `of_order`, and one that keeps the first half and reverses the second."""
 
     def half(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
         size = inputs[name].shape[-1]
@@ -139,7 +142,7 @@ def of_scores(queries: str, keys: str) -> Mapping[str, Arrange]:
 
     In the first all scores are far below zero; for each query they are equal, and sums of integers, so that no rounding
     decides. In the second the scores of every other query lie far below zero and the others far above, by the product
-    of one dim, so that the weights stay what they are.
+    of one dim, so that the weights do not change.
     """
 
     def opposed(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
@@ -170,9 +173,10 @@ def many_nan(name: str) -> Mapping[str, Arrange]:
 
 
 def runs_of_minus_inf(name: str) -> Mapping[str, Arrange]:
-    """Return an arrangement in which rows begin or end with so many -inf that these fill tiles, as padding does.
+    """Return an arrangement in which rows begin or end with runs of -inf that fill tiles, as padding does.
 
-    In turn half of a row or more, but one number at the other end stays, and no row is left as it was but a single one.
+    A run is half of a row or more, but one number at the other end remains. Every row has a run, unless there is only
+    one row.
     """
 
     def arrange(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
@@ -188,9 +192,9 @@ def runs_of_minus_inf(name: str) -> Mapping[str, Arrange]:
 
 
 def planes_of_minus_inf(name: str) -> Mapping[str, Arrange]:
-    """Return an arrangement in which every other plane behind the first two dims, or the only one, is nothing but -inf.
+    """Return an arrangement in which every other plane after the first two dims, or the only one, is entirely -inf.
 
-    A row of -inf fills no window of two dims, and few windows lie in two rows of -inf that happen to be neighbours.
+    A row of -inf fills no window of two dims, and two neighbouring rows of -inf are rare.
     """
 
     def arrange(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
@@ -200,7 +204,7 @@ def planes_of_minus_inf(name: str) -> Mapping[str, Arrange]:
 
 
 def sprinkled(name: str, share: float = 0.25, **values: float) -> Mapping[str, Arrange]:
-    """Return arrangements in which a share of all elements holds one value; they are named by keyword."""
+    """Return arrangements in which a share of all elements has one value. Keywords name the arrangements."""
 
     def of(value: float) -> Arrange:
         def arrange(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
@@ -236,7 +240,7 @@ def then(arrangements: Mapping[str, Arrange], save: Callable[[Tensors], None]) -
 
 
 def nan_in(*names: str) -> Mapping[str, Arrange]:
-    """Return arrangements with NaN in one of these tensors alone, for inputs that the extremes leave normal."""
+    """Return arrangements with NaN in only one of these tensors, for inputs that the extremes leave normal."""
 
     def sprinkled(name: str) -> Arrange:
         def arrange(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
@@ -260,7 +264,7 @@ def nan_at_the_end(*names: str) -> Mapping[str, Arrange]:
 
 
 def scaled(**factors: float) -> Mapping[str, Arrange]:
-    """Return arrangements in which one of these tensors is multiplied, as by a faint or negative weight of a loss."""
+    """Return arrangements in which one of these tensors is scaled, as by a faint or negative weight of a loss."""
 
     def times(name: str, factor: float) -> Arrange:
         def arrange(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
@@ -283,8 +287,8 @@ def lowered(name: str, by: float = 24.0) -> Mapping[str, Arrange]:
 def opposed(**axes: int) -> Mapping[str, Arrange]:
     """Return an arrangement of two factors whose scales differ along the axis that is summed over, and cancel.
 
-    The products are those of factors without scales, except where float16 underflows. A kernel that gives each row
-    one scale, as for fewer bits, loses most of them.
+    The products are the same as without scales, except where float16 underflows. A kernel that gives each row one
+    scale, as for fewer bits, loses most of them.
     """
     (first, along), (second, across) = axes.items()
 

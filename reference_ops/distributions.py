@@ -1,4 +1,4 @@
-"""Distributions and extremes of floating-point inputs: how the numbers of each are drawn.
+"""Distributions and extremes of floating-point inputs: functions that draw their numbers.
 
 Checks with normal numbers alone would pass kernels that are wrong for other inputs. Numbers are drawn in place, in the
 tensor's own dtype and without waiting for the GPU, because inputs are drawn anew for each timed call.
@@ -39,7 +39,7 @@ NEAR_ZERO_BITS = 8  # "tiny" begins where squares are about as large as the usua
 PADDING = 0.25  # share of constant rows that are zero
 CONSTANT_BITS = 6  # squares have 12 bits, and sums of 4096 squares have 24, as many as float32
 FEW_NAN, SHARE_OF_NAN = 2, 64
-SHARE_AT_THE_END = 0.5  # of the rows that hold what is not finite in one place
+SHARE_AT_THE_END = 0.5  # share of the rows with a value that is not finite in one place
 FEW_ROWS = 2  # of which each may hold what is not finite anywhere
 SHARE_NOT_FINITE = 0.25  # of the rows, or of the elements of a vector
 OF_WEIGHTS = {NAN_IN_WEIGHTS: math.nan, INFINITE_WEIGHTS: math.inf}
@@ -72,7 +72,7 @@ def _uniform(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def _large(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw numbers so large that exponentials overflow, in float16 also squares, but not products or short sums."""
+    """Draw numbers so large that exponentials overflow, and in float16 also squares, but not products or short sums."""
     tensor.normal_(std=128 if tensor.dtype == torch.float16 else 1024, generator=generator)
 
 
@@ -108,7 +108,7 @@ def _integers(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def _constant(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw one number per row, in some rows zero as in padding: such rows have no variance and only ties.
+    """Draw one number per row, zero in some rows as in padding: such rows have no variance and only ties.
 
     The numbers have so few bits that sums of them and of their squares are exact in any order. Otherwise a last bit
     would decide whether a row has a variance.
@@ -125,7 +125,7 @@ def few_bits(values: torch.Tensor) -> torch.Tensor:
 
 
 def _masked(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw normal numbers and set half or more of them to -inf: in turn any, the first and the last of a row.
+    """Draw normal numbers and set half or more of each row to -inf: in turn random ones, the first and the last.
 
     One stays finite in each row along the last dim. A run of -inf fills whole tiles, as padding does.
     """
@@ -171,7 +171,7 @@ def _vast(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def _far_below(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw numbers far below zero, and below all that models use for -inf: no running maximum may begin there."""
+    """Draw numbers below all that models use for -inf, so that no running maximum may begin there."""
     far = FAR_BELOW_IN_FLOAT16 if tensor.dtype == torch.float16 else FAR_BELOW
     _normal(tensor, generator).abs_().add_(1).mul_(-far)
 
@@ -194,13 +194,13 @@ def _saturating(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def _overflowing(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw numbers up to the largest float16, sums and products of which it does not hold. All of them are finite."""
+    """Draw numbers up to the largest float16, whose sums and products exceed its range. All of them are finite."""
     most = torch.finfo(torch.float16).max
     tensor.uniform_(-1, 1, generator=generator).mul_(most)
 
 
 def sprinkle(tensor: torch.Tensor, value: float, generator: torch.Generator) -> None:
-    """Set a few elements of a tensor to NaN or an infinity, or of a vector one in 64, with either sign in turn."""
+    """Set a few elements of a tensor, or one in 64 of a vector, to NaN or an infinity, with alternating signs."""
     flat = tensor.view(-1)
     count = FEW_NAN if tensor.ndim > 1 else 1 + len(flat) // SHARE_OF_NAN
     places = torch.randint(len(flat), (count,), generator=generator, device=flat.device)
@@ -208,7 +208,7 @@ def sprinkle(tensor: torch.Tensor, value: float, generator: torch.Generator) -> 
 
 
 def change_weight(tensor: torch.Tensor, values: str, generator: torch.Generator, *, dtype: str) -> None:
-    """Make of a weight what an arrangement of weights names; `dtype` is that of results, which may be narrower."""
+    """Change a weight as an arrangement of weights says; `dtype` is that of results, which may be narrower."""
     if values == MINUTE_WEIGHTS:
         tensor.mul_(DEEP_IN_FLOAT16 if dtype == "float16" else DEEP)  # which changes no sign: a variance stays positive
     elif values in OF_WEIGHTS:
@@ -216,7 +216,7 @@ def change_weight(tensor: torch.Tensor, values: str, generator: torch.Generator,
 
 
 def _nan(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw normal numbers with NaN of either sign bit, at most one in a row: -x of NaN has it, and 0 / 0 on a CPU."""
+    """Draw normal numbers, with at most one NaN in a row. Its sign bit varies, as -x and 0 / 0 on a CPU set it."""
     _scatter(_normal(tensor, generator), _in_turn(tensor, math.nan, generator), generator)
 
 
@@ -226,9 +226,9 @@ def _infinite(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def infinities_meet(tensors: Sequence[torch.Tensor], generator: torch.Generator, *, opposite: bool) -> None:
-    """Write infinities to the same places of two of these tensors, which have one shape: of each two in turn by rows.
+    """Write infinities to the same places of two of these tensors, which have one shape.
 
-    They have opposite signs if asked for.
+    Each pair gets some of the rows. Their signs are opposite if requested.
     """
     state = generator.get_state()
     pairs = list(itertools.combinations(range(len(tensors)), 2))
@@ -273,8 +273,8 @@ def _clashing(tensor: torch.Tensor, generator: torch.Generator) -> None:
 def _scatter(tensor: torch.Tensor, values: torch.Tensor, generator: torch.Generator) -> None:
     """Write the values to random places of some rows of the first dim, at least two.
 
-    In about half of these rows it is the last place, which kernels may treat apart. The last row is one of them, but in
-    half of all draws of a few rows: it has the value in every tensor, where one hides the other.
+    In about half of these rows this is the last place, which kernels may treat differently. The last row is among them,
+    except in half of the draws of a few rows, because it has the value in every tensor, where one hides the other.
     """
     rows = tensor.view(len(tensor) if tensor.ndim else 1, -1)
     last = rows.shape[1] - 1
@@ -287,7 +287,7 @@ def _scatter(tensor: torch.Tensor, values: torch.Tensor, generator: torch.Genera
 
 
 def _minus_inf_rows(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw normal numbers, and rows along the last dim of nothing but -inf."""
+    """Draw normal numbers, and some rows along the last dim that are entirely -inf."""
     shape = tensor.shape[:-1]
     chosen = _some_rows(math.prod(shape), tensor.device, generator).reshape(*shape, *[1] * min(tensor.ndim, 1))
     _normal(tensor, generator).masked_fill_(chosen, -math.inf)

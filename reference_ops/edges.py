@@ -1,4 +1,4 @@
-"""Shapes at the edges of what an op takes: dims of 1 to 4, parameters at zero, at one, below zero and far apart."""
+"""Shapes at the edges of an op's range: dims of 1 to 4, parameters at zero, at one, below zero and far apart."""
 
 import itertools
 import random
@@ -71,10 +71,10 @@ def _special(listed: set[float]) -> Iterator[float]:
 
 
 def far_apart(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
-    """Return a workload for each integer parameter in which it is as great as listed, and what it goes with is least.
+    """Return a workload for each integer parameter, with its greatest listed value and the least of related sizes.
 
-    These are the other integer parameters and the sizes of filters: a stride beyond the window leaves gaps, and a
-    padding beyond the filter makes windows that lie outside. Sizes of tensors that are parameters stay as they are.
+    Related sizes are the other integer parameters and the sizes of filters: a stride beyond the window leaves gaps, and
+    a padding beyond the filter makes windows outside the input. Sizes of tensors that are parameters stay as they are.
     """
     ranges, dims = ranges_of(op.listed), dims_of(op)
     parameters = [name for name in _integer_parameters(op) if name in ranges and name not in dims]
@@ -100,7 +100,7 @@ def far_apart(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> t
 def crossed_parameters(
     op: Op, accepts: Callable[[Workload], bool], rng: random.Random, most_bytes: int
 ) -> tuple[Workload, ...]:
-    """Return a few workloads with two parameters that are listed, but never together: padding and smoothing, say.
+    """Return a few workloads with two parameters that are listed, but never together, such as padding and smoothing.
 
     If there is one such pair, it is tried at a large workload and at a small one, whose means hide less.
     """
@@ -128,9 +128,9 @@ def crossed_parameters(
 
 
 def windows_past_borders(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
-    """Return a workload in which every window is one larger than what it moves over, if a padding allows that.
+    """Return a workload in which every window is one larger than its input, if a padding allows that.
 
-    Then each result meets both borders at once, and no window lies within.
+    Then each window crosses both borders at once.
     """
     for one in _near(op, accepts, most_bytes):
         sizes = dict(_every_size(one))
@@ -147,7 +147,7 @@ def windows_past_borders(op: Op, accepts: Callable[[Workload], bool], most_bytes
 
 
 def _moves_over(op: Op, workload: Workload, window: str, over: str) -> bool:
-    """Return whether one size is that of a window over the other: a derived dim stays as it is if both grow alike."""
+    """Return whether one size is a window over the other: then a derived dim is unchanged if both grow equally."""
     sizes = dict(_every_size(workload))
 
     def derived(**more: int) -> dict[str, int]:
@@ -165,10 +165,11 @@ def _integer_parameters(op: Op) -> tuple[str, ...]:
 def small_sizes(
     op: Op, accepts: Callable[[Workload], bool], rng: random.Random, most_bytes: int
 ) -> tuple[Workload, ...]:
-    """Return workloads in which each dim and each integer parameter is 1, 2, 3 and 4 once, where listed ones are not.
+    """Return workloads in which each dim and each integer parameter is 1, 2, 3 and 4 once, unless a listed one is.
 
-    Half of the sizes of a workload, or two, are larger: a size of 1 often matters only beside those. Sizes that depend
-    on each other, such as heads and groups of heads, change together. Dims of outputs follow from the others.
+    Half of the sizes of a workload, or two, are larger, because a size of 1 often matters only beside larger ones.
+    Sizes that depend on each other, such as heads and groups of heads, change together. Dims of outputs follow from the
+    others.
     """
     near, free = _near(op, accepts, most_bytes), _free_sizes(op)
     listed = [few for few in (_few(op, workload, free) for workload in near) if _is_mixed(few, free)]
@@ -204,11 +205,11 @@ def small_sizes(
 def equal_sizes(
     op: Op, accepts: Callable[[Workload], bool], rng: random.Random, most_bytes: int
 ) -> tuple[Workload, ...]:
-    """Return workloads in which any two sizes are equal, where those of no listed one are; several pairs in each.
+    """Return workloads in which any two sizes are equal that are equal in no listed one.
 
-    Listed sizes differ, so that none can stand for another. Square images and matrices, or as many groups as channels,
-    have ways of their own in many kernels. About half of the sizes of each workload equal no other, since a height that
-    stays as it is shows a fault only where the width does not.
+    Each workload covers several pairs. Listed sizes differ, so that none can stand for another. Many kernels treat
+    square images and matrices, or as many groups as channels, differently. About half of the sizes of each workload
+    equal no other, because an unchanged height shows a fault only if the width changes.
     """
     near, ranges = _near(op, accepts, most_bytes), ranges_of(op.listed)
     rows = op.varied[0].dims[:1] if len(ranges) > FEW_SIZES else ()  # their number is rarely compared with sizes
@@ -238,7 +239,7 @@ def equal_sizes(
 def _with_equal(
     near: Workload, pair: tuple[str, str], fixed: set[str], common: range, rng: random.Random
 ) -> Iterator[Workload]:
-    """Yield workloads in which both sizes are equal; one that is fixed already stays as it is."""
+    """Yield workloads in which both sizes are equal; a size that is fixed already does not change."""
     if not fixed.issuperset(pair):
         sizes = dict(_every_size(near))
         usual = [*(sizes[name] for name in pair), *rng.sample(EQUALS, len(EQUALS))]
@@ -253,9 +254,9 @@ def _alike(workload: Workload, names: Iterable[str]) -> int:
 
 
 def long_rows(op: Op, accepts: Callable[[Workload], bool], rng: random.Random, most_bytes: int) -> tuple[Workload, ...]:
-    """Return the longest rows of small listed matrices: of each dtype one for each distribution, and a single row.
+    """Return the longest rows of small listed matrices: for each dtype one row per distribution, and a single row.
 
-    A kernel may have a way of its own for long rows, and one for few, of which listed workloads have one or two.
+    A kernel may treat long rows, or few rows, differently, and listed workloads have one or two of these.
     """
     of_matrices = op.by_rows and op.sharing_rows and len(op.varied[0].dims) == RANK_OF_MATRICES
     if not of_matrices or op.varied[0].dims[0] not in ranges_of(op.listed):
@@ -317,7 +318,7 @@ def _is_mixed(few: set[tuple[str, int]], free: Mapping[str, object]) -> bool:
 
 
 def _has_room(op: Op, few: Iterable[tuple[str, int]]) -> bool:
-    """Return whether small dims exceed small parameters: a window that covers all of a dim has no end within it."""
+    """Return whether small dims exceed small parameters: a window that covers a whole dim has no end inside it."""
     dims = dims_of(op)
     most = max((size for name, size in few if name not in dims), default=0)
     return most <= 1 or all(size > most for name, size in few if name in dims)
@@ -337,7 +338,7 @@ def _with_small(
 
 
 def _with_larger(op: Op, workload: Workload, pair: tuple[str, int]) -> Iterator[Workload]:
-    """Yield workloads in which another size is larger, as far as it is so in a listed one."""
+    """Yield workloads in which another size is larger, up to its value in a listed one."""
     for name, (_, most) in ranges_of(op.listed).items():
         if name != pair[0] and most > MOST_SMALL:
             yield with_sizes(workload, {name: min(most, REACH)})
@@ -346,7 +347,7 @@ def _with_larger(op: Op, workload: Workload, pair: tuple[str, int]) -> Iterator[
 def _following(
     op: Op, near: Sequence[Workload], pairs: set[tuple[str, int]], free: Mapping[str, object]
 ) -> dict[tuple[str, int], list[Workload]]:
-    """Return workloads for each of these sizes, which follow from others, first those with many large sizes."""
+    """Return workloads for each of these derived sizes, first those with many large sizes."""
     found: dict[tuple[str, int], list[Workload]] = {pair: [] for pair in pairs}
     tries = (
         with_sizes(one, {name: size})
@@ -362,9 +363,10 @@ def _following(
 
 
 def beyond_listed(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
-    """Return workloads in which integer parameters exceed all listed ones: one for all of them if possible, else each.
+    """Return workloads in which integer parameters exceed all listed ones, together if possible, else one at a time.
 
-    A window, a stride or a number of groups may be kept in too few bits, or in an array of the largest listed size.
+    A kernel may keep a window, a stride or a number of groups in too few bits, or in an array of the largest listed
+    size.
     """
     ranges, dims = ranges_of(op.listed), dims_of(op)
     own = {name: ranges[name] for name in _integer_parameters(op) if name in ranges and name not in dims}

@@ -1,4 +1,4 @@
-"""Inputs for judging kernels: which of their rows come from which distribution, and how a seed determines that."""
+"""Inputs for judging kernels: the distribution of each of their rows, which follows from a seed."""
 
 import inspect
 import math
@@ -43,7 +43,7 @@ from reference_ops.precision import TORCH_DTYPES
 
 SEEDS = 2**31
 LARGE_WEIGHTS = 3  # one seed in this many draws weights from large numbers
-# A backward op meets these in its gradients alone: what it gets from the forward is as the forward computes it.
+# Only the gradients of a backward op hold these: its other inputs are results of the forward.
 OF_GRADIENTS = (ZERO, MINUTE, OVERFLOWING, NAN, INFINITE, MINUS_INF, CLASHING)
 OF_SAVED = {SAVED_NAN: NAN, SAVED_INFINITE: INFINITE}
 FEW_DRAWS = 3  # of extremes, where a size is 1
@@ -76,7 +76,7 @@ class RowGroup:
 
     @property
     def nan_is_open(self) -> bool:
-        """Whether a result that PyTorch makes NaN may be anything: another formula need not multiply inf by zero."""
+        """Whether any result is right where PyTorch's is NaN: another formula need not multiply inf by zero."""
         return self.values in (SAVED_INFINITE, INFINITE_WEIGHTS)
 
     @property
@@ -127,7 +127,7 @@ def inputs_at(op: Op, workload: Workload, seed: int, device: str, values: str = 
 
 
 def _arrange(op: Op, workload: Workload, drawn: Tensors, values: str, generator: torch.Generator) -> None:
-    """Overwrite what must not be random, and what an arrangement of these inputs names."""
+    """Overwrite the inputs that must not be random, and those that the arrangement names."""
     known = {**op.sizes(workload), **dict(workload.parameters)}
     if op.draw:
         op.draw(drawn, generator, *([known] * _takes_sizes(op.draw)))
@@ -148,7 +148,10 @@ def _takes_sizes(draw: Callable[..., None]) -> bool:
 
 
 def _of_tensor(op: Op, spec: TensorSpec, values: str) -> str:
-    """Return the distribution of one of the inputs where `values` are drawn: of a backward op, some in a part alone."""
+    """Return the distribution of one of the inputs where `values` are drawn.
+
+    Some inputs of a backward op have other distributions.
+    """
     if spec.name in op.saved:
         return OF_SAVED.get(values, NORMAL if values in OF_GRADIENTS else values)
     return NORMAL if values in OF_SAVED else values
@@ -176,19 +179,19 @@ def mixed_seed(op: Op, first: int, weights: int, rng: random.Random) -> int:
 
 
 def mixtures_needed(op: Op, workload: Workload) -> int:
-    """Return how many mixed seeds, each starting one distribution later, draw rows from every distribution."""
+    """Return the number of mixed seeds, each starting one distribution later, that cover every distribution."""
     sharing = op.sharing_rows if op.by_rows else ()
     rows = op.shape(sharing[0], workload)[0] if sharing else 1
     return max(1, 2 + len(op.values) - rows)
 
 
 def meets_extremes_by_rows(op: Op, workload: Workload) -> bool:
-    """Return whether a single draw can hold rows of every extreme, each row of an output depending on one of them."""
+    """Return whether one draw can hold rows of every extreme, each row of an output depending on one of them."""
     return has_rows_of_extremes(op) and op.shape(op.varied[0], workload)[0] >= BOTH_SIGNS * len(op.extremes)
 
 
 def has_rows_of_extremes(op: Op) -> bool:
-    """Return whether each row of an output depends on that row of the inputs alone, so that each may be extreme."""
+    """Return whether each row of an output depends only on that row of the inputs, so that each may be extreme."""
     rows = op.varied[0].dims[:1]
     return bool(op.by_rows and op.sharing_rows and all(spec.dims[:1] == rows for spec in op.outputs))
 
@@ -200,7 +203,7 @@ def extreme_seeds(op: Op, workload: Workload, rng: random.Random) -> list[int]:
 
 
 def few_extreme_seeds(op: Op, workload: Workload, rng: random.Random) -> list[int]:
-    """Return the first seeds whose draws of `EXTREME_ROWS` together hold what overflows or is not finite."""
+    """Return the first seeds whose draws of `EXTREME_ROWS` together hold numbers that overflow or are not finite."""
     count, rows = len(op.extremes), op.shape(op.varied[0], workload)[0]
     first = next((index for index, name in enumerate(op.extremes) if name in (OVERFLOWING, *NOT_FINITE)), 0)
     return [rng.randrange(SEEDS // count) * count + start for start in range(first, count, rows)][:FEW_DRAWS]
@@ -218,7 +221,10 @@ def _mixtures(op: Op) -> int:
 
 
 def _distributions(op: Op, values: str, seed: int) -> tuple[str, ...]:
-    """Return the distributions that rows are drawn from in turn; the seed selects the first, as rows may be few."""
+    """Return the distributions from which rows are drawn in turn.
+
+    The seed selects the first, because rows may be few.
+    """
     if values == EXTREME_ROWS:
         first = seed % len(op.extremes)
         return op.extremes[first:] + op.extremes[:first]

@@ -1,4 +1,4 @@
-"""Listing of the catalog: what each op declares, cached on disk so that listing ops need not import PyTorch."""
+"""Listing of the catalog: the declarations of each op, cached on disk so that listing ops need not import PyTorch."""
 
 import contextlib
 import hashlib
@@ -70,7 +70,7 @@ def write_listing(ops: Sequence[Listed], package: Path = PACKAGE) -> None:
 
 @cache
 def families() -> Mapping[str, str]:
-    """Return the family of each op by its name, from the cached listing, or else as far as files' names tell."""
+    """Return the family of each op by its name, from the cached listing, or else from the names of the files."""
     by_file = {name: path.parent.name for name, path in op_files().items()}
     backward = {f"{name}_backward": family for name, family in by_file.items()}
     return {**backward, **by_file, **{op.name: op.family for op in read_listing() or ()}}

@@ -1,4 +1,4 @@
-"""Op: what must be computed, as a PyTorch reference with named tensors, workloads and a cost model.
+"""Op: a computation as a PyTorch reference with named tensors, workloads and a cost model.
 
 Importing this module does not import torch: listings and command lines read ops without it.
 """
@@ -57,9 +57,9 @@ OF_BATCHES = (*COMMON, SHIFTED_COLUMNS)  # for statistics over the first dim
 DISTRIBUTIONS = (NORMAL, *OF_BATCHES, "faint", MOVED, EXACT, "masked", "ties", "vast", "far_below")
 # Extremes: each is drawn for whole tensors, so that no other rows hide it, and every op meets each of them.
 ZERO, MINUTE, SUBNORMAL, SATURATING = "zero", "minute", "subnormal", "saturating"
-OVERFLOWING = "overflowing"  # finite numbers whose sums and products leave float16's range, which has to show
+OVERFLOWING = "overflowing"  # finite numbers whose sums and products leave float16's range, so that results overflow
 NAN, INFINITE, MINUS_INF = "NaN", "infinite", "minus_inf_rows"
-SAVED_NAN = "saved_NaN"  # in what a backward op gets from the forward; the other extremes are of its gradients
+SAVED_NAN = "saved_NaN"  # in inputs that a backward op gets from the forward; the other extremes are in its gradients
 SAVED_INFINITE = "saved_infinite"  # the same, of elementwise ops; where PyTorch makes NaN of it, all is right
 CLASHING = "clashing"  # NaN beside an infinity in one row, or several infinities, each of which would be met alone
 NOT_FINITE = (NAN, SAVED_NAN, INFINITE, SAVED_INFINITE, MINUS_INF, CLASHING)
@@ -136,13 +136,12 @@ class Tolerance:
     """The largest error that a kernel may have, relative to PyTorch's; both are measured against float64.
 
     The root mean square error may be `factor` times PyTorch's. The error of an element may be `4 * factor` times the
-    sum of its own rounding and of PyTorch's error beyond that rounding. `exact` allows no difference.
-    `sums` is the dim over which each result sums: the longer a sum in float32, the more its order matters.
-    `in_turn` is a dim that a single thread may sum over, when all results may depend on that one sum.
-    With `running`, each result continues the sum before it, so that a single thread may add up in that order.
-    `given` names inputs that follow from other inputs, such as their mean. They count as exact when rounding errors of
-    inputs are estimated. With `relative`, outputs are positive and users take their logarithms, so the error of each is
-    also limited in relation to itself.
+    sum of its own rounding and of PyTorch's error beyond that rounding. `exact` allows no difference. `sums` is the dim
+    over which each result sums: the longer a sum in float32, the more its order matters. `in_turn` is a dim over which
+    a single thread may sum, so that all results may depend on that one sum. With `running`, each result continues the
+    sum before it, so that a single thread may add up in that order. `given` names inputs that follow from other inputs,
+    such as their mean. They count as exact when rounding errors of inputs are estimated. With `relative`, outputs are
+    positive and users take their logarithms, so the error of each is also limited in relation to itself.
     """
 
     factor: float = 2.0
@@ -156,7 +155,7 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Op:
-    """What must be computed. CONTRIBUTING.md explains how to write an op."""
+    """A computation for which kernels are searched. CONTRIBUTING.md explains how to write an op."""
 
     name: str
     reference: Callable[..., "torch.Tensor | tuple[torch.Tensor, ...]"]
@@ -268,7 +267,7 @@ class Op:
 
     @property
     def sharing_rows(self) -> tuple[TensorSpec, ...]:
-        """The floating-point inputs that share their first dim with the first output for which there are any."""
+        """The floating-point inputs that share their first dim with the first output that has such inputs."""
         for output in self.outputs:
             if found := tuple(spec for spec in self.floating if spec.dims and spec.dims[:1] == output.dims[:1]):
                 return found
@@ -293,7 +292,7 @@ class Op:
 
     @property
     def of_one_shape(self) -> tuple[TensorSpec, ...]:
-        """The most inputs drawn by rows that have one shape; none where infinities need not meet."""
+        """The largest group of inputs drawn by rows that have one shape; empty where infinities need not meet."""
         if self.saved or {NAN, INFINITE} & {*self.exempt}:
             return ()
         shapes = dict.fromkeys(spec.dims for spec in self.varied)
@@ -362,12 +361,12 @@ class Op:
         return _as_tuple(self.reference(*inputs.values(), **dict(workload.parameters)))
 
     def call_in_float64(self, inputs: Tensors, workload: Workload) -> "tuple[torch.Tensor, ...]":
-        """Return the reference's outputs in float64, which all outputs are judged against."""
+        """Return the reference's outputs in float64, with which all outputs are compared."""
         doubled = {name: values.double() if values.is_floating_point() else values for name, values in inputs.items()}
         return self.call(doubled, workload)
 
     def call_baseline(self, inputs: Tensors, workload: Workload) -> "tuple[torch.Tensor, ...]":
-        """Return the outputs of what a user would call instead of a kernel."""
+        """Return the outputs of the function that a user would call instead of a kernel."""
         return _as_tuple((self.baseline or self.reference)(*inputs.values(), **dict(workload.parameters)))
 
 

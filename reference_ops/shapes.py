@@ -1,4 +1,4 @@
-"""Held-out shapes: random workloads between the declared ones, for which no kernel can be tuned or special-cased."""
+"""Held-out shapes: random workloads between the declared ones, for which a kernel cannot be tuned or special-cased."""
 
 import itertools
 import math
@@ -24,7 +24,7 @@ PAST_POWER = 1.02  # of a size beyond a power of two, so that the prime below it
 RANK_OF_VOLUMES, EDGE_OF_VOLUMES = 4, 43  # tensors of more dims are volumes; 41**3, of a prime below, exceeds 2**16
 PAST_16_BITS = (66_000, 72_000)  # range of the size of a dim
 PAST_8_BITS = (263, 300)  # the same; the prime below it is beyond 8 bits, too
-LONG, MANY = 1000, 48  # of a dim of which some listed size is as long, longer ones are to be expected
+LONG, MANY = 1000, 48  # a dim with a listed size as long as this may be longer in use
 MOST_TAPS = 16  # greatest listed size of a filter; a dim of which larger sizes are listed is not a filter
 SPREAD = 30.0  # most that a floating-point parameter, or the distance of a decay from 1, is multiplied or divided by
 KEPT_BITS = 24  # differences of fewer bytes do not matter
@@ -67,11 +67,11 @@ def held_out(
 
 
 def stretched(op: Op, accepts: Callable[[Workload], bool], rng: random.Random, most_bytes: int) -> tuple[Workload, ...]:
-    """Return a workload for each dim in which it is larger than in any that the file lists, as far as bytes allow.
+    """Return a workload for each dim in which the dim exceeds its listed sizes, if the bytes allow it.
 
     A parameter that is the size of a tensor counts as a dim. The other sizes are those of a small listed workload, the
-    largest that leaves room. The last two dims of an image are also stretched together. Counters and indices of too few
-    bits, and loops that end at the largest listed size, show here.
+    largest that leaves room. The last two dims of an image are also stretched together. This reveals counters and
+    indices of too few bits, and loops that end at the largest listed size.
     """
     greatest = {name: most for name, (_, most) in ranges_of(op.listed).items()}
     every = (*op.inputs, *op.outputs)
@@ -88,9 +88,9 @@ def stretched(op: Op, accepts: Callable[[Workload], bool], rng: random.Random, m
 def past_few_bits(
     op: Op, accepts: Callable[[Workload], bool], rng: random.Random, most_bytes: int
 ) -> tuple[Workload, ...]:
-    """Return a workload for each long dim in which it is just too long for 16 bits, or for 8, if no listed one is.
+    """Return a workload for each long dim, slightly too long for 16 bits, or for 8, if no listed one is.
 
-    In another one, the places of a volume are too many for 16 bits. `stretched` does this for images.
+    In another workload, a volume has too many places for 16 bits. `stretched` does this for images.
     """
     greatest = {name: most for name, (_, most) in ranges_of(op.listed).items() if name in dims_of(op)}
     every = [
@@ -110,11 +110,11 @@ def past_few_bits(
 
 
 def powers_of_two(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
-    """Return a workload for each long dim in which it is the largest power of two that fits, and one for all others.
+    """Return a workload for each long dim, with the largest power of two that fits, and one for all other dims.
 
-    Such sizes are multiples of every tile: a kernel may take the last whole tile for an empty rest. Dims of small
+    Such sizes are multiples of every tile: a kernel may treat the last whole tile as an empty rest. Dims of small
     listed workloads are rarely multiples of large tiles. Dims of images stay together, and independent rows are left
-    out, as tiles lie within those.
+    out, because tiles lie within rows.
     """
     rows = op.varied[0].dims[:1] if op.by_rows and op.sharing_rows else ()
     greatest = {name: most for name, (_, most) in ranges_of(op.listed).items() if name in dims_of(op) and most >= MANY}
@@ -288,7 +288,7 @@ def _parameters(
 
 
 def _float(value: float, rng: random.Random) -> float:
-    """Draw a float that differs clearly from the value. A decay stays a decay."""
+    """Draw a float that differs clearly from the value. A decay remains between 0 and 1."""
     if not LEAST_DECAY < value < 1:
         return float(value * rng.choice((1 / SPREAD, SPREAD)) ** rng.uniform(0.4, 1))
     most = min(SPREAD, (1 - LEAST_DECAY) / (1 - value))
@@ -336,8 +336,8 @@ ODD: tuple[Kind, ...] = (_prime, _beside_a_tile)
 def beyond(op: Op, elements: int) -> tuple[Workload, ...]:
     """Return listed workloads with so many more rows that a tensor has more elements than this, fewest bytes first.
 
-    Rows are the first dim of the inputs. Their number is odd, or a multiple that kernels may require. Of equal bytes,
-    the longest rows come first, of which there are fewest.
+    Rows are the first dim of the inputs. Their number is odd, or a multiple that kernels may require. Among equal
+    bytes, the longest rows come first, because there are fewest of them.
     """
     found: dict[Workload, tuple[int, int]] = {}
     for near in op.listed:

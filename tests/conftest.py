@@ -68,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Let garbage collection pass over what was imported and collected, which lives until the end."""
+    """Exclude imported modules and collected tests from garbage collection, because they live until the end."""
     gc.freeze()
     gc.enable()
 

@@ -1,4 +1,4 @@
-"""Tests of budgets: what a run has spent is computed from its records alone, however the run ended."""
+"""Tests of budgets: the cost of a run is computed only from its records, however the run ended."""
 
 import random
 from collections.abc import Iterator
@@ -155,7 +155,7 @@ def test_evaluations_after_the_end_of_a_run_do_not_count_for_it() -> None:
 
 
 def plain_evals(run: str, past: History) -> int:
-    """Return the evaluations of a run as the rules say them, looking through all records for each."""
+    """Return the evaluations of a run according to the rules, with a search through all records for each."""
     firsts = {one.kernel_id: one for one in reversed(past.evaluations)}
     own = [one for one in past.proposals if one.run == run]
     evals = 0
@@ -183,7 +183,7 @@ def unnamed_counts(run: str, past: History, kernel_id: str, created: float) -> I
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_what_runs_of_a_random_archive_have_spent_follows_from_the_rules(seed: int) -> None:
+def test_the_costs_of_runs_of_a_random_archive_follow_from_the_rules(seed: int) -> None:
     rng, names = random.Random(seed), ("one", "two", "three")
     legs = [Leg(rng.choice(names), start, start + rng.uniform(5, 30)) for start in (0.0, 20.0, 40.0, 60.0)]
     offers = [

@@ -1,4 +1,4 @@
-"""Tests of several ops under one budget: ops with headroom get more of it, and the archive records what each spent."""
+"""Tests of several ops under one budget: ops with headroom get more of it, and the archive records the cost of each."""
 
 import time
 from collections import deque
@@ -106,7 +106,7 @@ def test_the_champions_of_every_op_are_confirmed_at_the_end(store: SqliteStore) 
     assert [part.search.op.name for part in slices if part.confirming] == ["twice", "thrice"]
 
 
-def test_a_resumed_campaign_knows_what_each_op_has_spent(store: SqliteStore) -> None:
+def test_a_resumed_campaign_knows_the_cost_of_each_op(store: SqliteStore) -> None:
     times = {"twice": SLOW, "thrice": tuple(80 * 0.99**number for number in range(99))}
     run(store, {"twice": SLOW}, Budget(evals=64))
     run(store, times, Budget(evals=48), PricedModel(written={"twice": 64}))
@@ -132,7 +132,7 @@ class TwoCards(FakeEngine):
     """Engine with two cards: it takes a job for each before it gives the verdict on the older one."""
 
     cards: int = 2
-    together: list[frozenset[str]] = field(default_factory=list)  # the ops under way whenever a verdict is given
+    together: list[frozenset[str]] = field(default_factory=list)  # the current ops whenever a verdict is given
     idle: int = 0  # verdicts before which a card had no job, although jobs had not ended
 
     def evaluate(self, jobs: Iterable[Job | None]) -> Iterator[Evaluation]:

@@ -247,7 +247,7 @@ def test_the_archive_records_when_a_run_ended_even_if_it_was_stopped(store: Sqli
     assert len(store.find(Leg)) == 2
 
 
-def test_a_run_without_a_gpu_evaluates_its_own_kernels_but_not_what_a_gpu_has_judged(store: SqliteStore) -> None:
+def test_a_run_without_a_gpu_evaluates_its_own_kernels_but_none_that_a_gpu_has_judged(store: SqliteStore) -> None:
     merged = bad_kernels.twice_kernel(note="merged")
     store.append(Proposal("twice", "draft", "model", merged, created=1.0))
     store.append(

@@ -173,7 +173,7 @@ def test_ideas_in_words_use_up_no_evaluation(store: SqliteStore) -> None:
 
 
 @pytest.mark.parametrize(("evals", "first"), [(1, 1), (2, 1), (5, 2), (8, 4), (15, 7), (16, 8), (1000, 8)])
-def test_half_of_a_small_budget_of_evaluations_is_kept_for_what_follows_the_first_verdicts(
+def test_half_of_a_small_budget_of_evaluations_is_kept_for_kernels_after_the_first_verdicts(
     store: SqliteStore, evals: int, first: int
 ) -> None:
     search, view = Search("run", op(), TWICE, 7, Budget(evals=evals)), OpView(store, "twice", CPU)
@@ -183,7 +183,7 @@ def test_half_of_a_small_budget_of_evaluations_is_kept_for_what_follows_the_firs
 
 
 def test_the_first_questions_of_a_small_budget_leave_room_for_others(store: SqliteStore) -> None:
-    """The second half is asked for when the first verdicts are known."""
+    """The second half is requested when the first verdicts are known."""
     events = list[object]()
     model, search = PricedModel(), Search("run", op(), TWICE, 7, Budget(evals=8), time.monotonic() + 60.0, SCOPE)
     outcome(evolve(search, [], model, timed_engine(), store), events)

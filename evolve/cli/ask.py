@@ -145,7 +145,7 @@ def _write(text: str, out: Path | None) -> None:
 def _device_to_write_for(store: Store, part: str) -> DeviceInfo:
     """Return the archived device with `part` in its key, or the default device.
 
-    A GPU comes first, and then one with verdicts that did not ship with the package.
+    GPUs are preferred, then devices with verdicts that did not ship with the package.
     """
 
     def is_foreign(info: DeviceInfo) -> tuple[bool, bool]:
@@ -203,7 +203,7 @@ def check_operator(operator: str, prefixes: Sequence[str]) -> None:
 def prompts_for_operator(
     request: Request, models: "Sequence[Model]", operator: str, prefixes: Sequence[str], store: Store
 ) -> "tuple[Prompt, ...]":
-    """Return the requested number of prompts, about the kernels with these ids or about suitable ones in turn."""
+    """Return the requested number of prompts, about the kernels with these ids or about suitable kernels in turn."""
     from evolve.proposers.llm import questions
 
     named = _named_parents(request, operator, prefixes, store)

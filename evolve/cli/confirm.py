@@ -1,4 +1,4 @@
-"""`evolve confirm` and `verify`: champions tested again, closer after a run, or after an update and on another GPU."""
+"""`evolve confirm` and `verify`: test champions again, more strictly, or after an update or on another GPU."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -160,7 +160,10 @@ def verify(
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check and time champions again on this device. Exit code 1 if one is wrong, or slower than it was here."""
+    """Check and time champions again on this device.
+
+    Exit with code 1 if a champion is wrong, or slower than before on this GPU.
+    """
     from evolve.export import verify as verification
     from evolve.report.verified import verification_facts
 

@@ -107,7 +107,7 @@ def workloads_of(search: Search, backends: Backends) -> list[str]:
 
 
 def _print_archive(search: Search, session: Session, output: Console) -> None:
-    """Print what the archive holds for the op, and what the run has spent in earlier legs."""
+    """Print what the archive holds on the op, and what the run has spent in earlier legs."""
     backends = session.backends
     before = standing(backends.store, search.op.name, backends.engine.info)
     if not before.held:

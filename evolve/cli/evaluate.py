@@ -82,7 +82,7 @@ def evaluate(  # noqa: PLR0913, PLR0917 - one per option
 ) -> None:
     """Evaluate pending kernels, or explain a verdict. Pending kernels have no verdict on this device yet.
 
-    What a GPU has judged is evaluated on the emulated device only if its op or file is named.
+    Kernels that a GPU has judged are evaluated on the emulated device only if their op or file is named.
     """
     if shipped and not targets:
         raise UserError("--shipped needs an OP", "name ops, such as softmax; `evolve ops` lists them")
@@ -202,7 +202,7 @@ def pending_ops(targets: Targets, info: DeviceInfo, store: Store, *, shipped: bo
 def evaluate_op(work: PendingOp, engine: Engine, store: Store, share: Share, output: Console) -> Standing:
     """Evaluate an op's kernels, archive and print each verdict, and return the op's standing afterwards.
 
-    Kernels that another process is evaluating are left to it, and taken over if it ends without a verdict.
+    A kernel that another process is evaluating is skipped, and taken over if that process ends without a verdict.
     """
     if work.kernels:
         output.print(f"{work.op}: {counted(len(work.kernels), 'kernel')} to evaluate", style="bold")
@@ -303,7 +303,7 @@ def work(
     device: DeviceOption = "",
     gpus: GpusOption = "",
 ) -> None:  # fmt: skip
-    """Evaluate the pending kernels of a shared folder. Workers on any number of machines share them out.
+    """Evaluate the pending kernels of a shared folder. Workers on any number of machines share the work.
 
     `evolve merge FOLDER` takes the verdicts into an archive.
     """
@@ -342,7 +342,7 @@ def _work(
     deadline: float,
     output: Console,
 ) -> None:
-    """Evaluate what is pending in the folder; look again until the deadline."""
+    """Evaluate the folder's pending kernels, and look for new ones until the deadline."""
 
     while True:
         try:

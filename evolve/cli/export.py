@@ -87,7 +87,7 @@ def export(  # noqa: PLR0913, PLR0917 - one per option
 
 @contextmanager
 def _progress(doing: str) -> "Iterator[Callable[[int, int], None]]":
-    """Show what is being done, and how many kernels are compiled once it is told."""
+    """Show the current step, and how many kernels are compiled once that is known."""
     words = TextColumn("{task.description}")
     compiled = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     output = console(stderr=True)

@@ -171,7 +171,7 @@ def _gets_kernels(run_options: RunOptions, archive: Path | None) -> "Callable[[O
 
 
 def _loaded(files: Sequence[Path], kind: str, gets_kernels: "Callable[[Op], bool]", output: Console) -> list[Problem]:
-    """Load the problems, with a remark on each that has no op, does not fit the device, or is blind."""
+    """Load the problems, with a remark on each that has no op, does not fit the device, or has a blind spot."""
     problems = []
     with output.status("loading PyTorch") as status:
         from reference_ops import catalog

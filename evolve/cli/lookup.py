@@ -47,7 +47,7 @@ def locator(op: str) -> str:
 
 
 def how_to_name(store: Store, op: str, command: str) -> str:
-    """Return a hint how to name an op outside the catalog: as its last run did, if the archive has one.
+    """Return a hint that names an op outside the catalog as its last run did, if the archive has a run of it.
 
     The command is only shown: an archive may come from elsewhere, and loading a file runs it.
     """

@@ -186,7 +186,7 @@ def _table(lines: Sequence[RunSummary], width: int, *, unicode: bool) -> Table:
 
 
 def _lines(store: SqliteStore, op: str) -> list[RunSummary]:
-    """Return a line per run, oldest first. The records of one op on one device are in memory at a time."""
+    """Return a line per run, oldest first. Only the records of one op on one device are in memory at a time."""
     found = store.find(Run, op)
     figures = dict[str, Figures]()
     for name in dict.fromkeys(run.op for run in found):
@@ -239,7 +239,7 @@ def _curve(run: Run, past: History) -> Iterator[tuple[float, float]]:
 
 
 def _over_first(store: Store, run: Run) -> Callable[[Iterable[BriefProposal]], float]:
-    """Return what finds the largest ratio of the first kernel's times to those of proposed kernels on the device."""
+    """Return a function that finds the largest ratio of the first kernel's times to those of proposed kernels."""
     ranked = store.find(RankedTimes, run.op, device=run.device)
     basis, of_kernel = first_kernel(store, run.op, ranked), {one.kernel_id: one for one in ranked}
     return lambda own: largest_ratio([of_kernel[one.kernel_id] for one in own if one.kernel_id in of_kernel], basis)

@@ -129,7 +129,7 @@ def new(ops: Sequence[str], given: RunOptions, limits: Budget, *, every: bool) -
 
 
 def resumed(requested: str, ops: Sequence[str], given: RunOptions, limits: Budget, archive: Path | None) -> Setup:
-    """Set up a recorded run or campaign to continue with the rest of its budget; `limits` replace its own."""
+    """Set up a recorded run or campaign to continue with the rest of its budget; `limits` replace the recorded ones."""
     with closing(wiring.archive(archive, read_only=True)) as store:
         found = lookup.runs(store, requested, ops)
     for run in found:
@@ -172,7 +172,7 @@ def replayed(ops: Sequence[str], given: RunOptions, limits: Budget, archive: Pat
         strategy=given.strategy or before.strategy,
         seed=before.seed if given.seed is None else given.seed,
     )
-    # With more evaluations left, more would be asked at once than the run asked; with fewer, the replay ends earlier.
+    # With more evaluations left, a replay would request more at once than the run did; with fewer, it ends earlier.
     asked = replace(limits, evals=evals if limits.evals is None else min(limits.evals, evals))
     return Setup(tuple(ops) or (options.locator(run),), run_options, options.with_limits(Budget(), asked))
 
@@ -220,7 +220,7 @@ def opened(setup: Setup, loaded: Sequence[tuple[Op, str]], backends: Backends, c
 
 
 def _scope(run: Run, op: Op, given: RunOptions) -> Scope:
-    """Return what counts in a run: shipped kernels that it does not start from do not, whatever is known of them."""
+    """Return the scope of a run. It excludes shipped kernels from which the run does not start."""
     kept = {kernel.id for kernel in _shipped(op, plain=True)} if given.no_champions and not given.no_seeds else set()
     left_out = _shipped(op, knobs=True) if given.no_seeds or given.no_champions else []
     return Scope(
@@ -231,7 +231,7 @@ def _scope(run: Run, op: Op, given: RunOptions) -> Scope:
 def _seeds(ops: Sequence[Op], device: str, *, plain: bool) -> Iterator[Proposal]:
     """Yield the shipped kernels that the device supports, as proposals whose ids are the same in every run.
 
-    On a GPU they include those with other knobs, with which they have won on some GPU.
+    On a GPU they include knob settings that have won on another GPU.
     """
     for op in ops:
         for kernel in _shipped(op, plain=plain, knobs=policy_of(device).times_are_gpu_times):
@@ -240,7 +240,7 @@ def _seeds(ops: Sequence[Op], device: str, *, plain: bool) -> Iterator[Proposal]
 
 
 def prepare_baselines(engine: Engine, loaded: Sequence[tuple[Op, str]], *, at_once: bool) -> None:
-    """Let the engine compile baselines ahead that have not been timed on this device, the first ops first."""
+    """Let the engine compile ahead the baselines that have no times on this device, in the order of the ops."""
     if not isinstance(engine, PreparesBaselines) or COMPILE not in policy_of(engine.info.kind).baselines:
         return
     from evolve.evaluation import baselines

@@ -1,4 +1,4 @@
-"""`evolve ship` and `figures`: champions and their times into the package, and its figures into the README."""
+"""`evolve ship` and `figures`: write champions and their times into the package, and its figures into the README."""
 
 from contextlib import closing
 from pathlib import Path
@@ -134,7 +134,7 @@ def figures(
 
 
 def _files(folder: Path) -> dict[str, str | None]:
-    """Return the text that each file should have; None if it should not be there."""
+    """Return the text that each file should have; None if the file should not exist."""
     found = of_devices(catalog.listing(), {op: seeds.measurements(op) for op in library.op_names()})
     readme = _read(folder / README)
     changed = with_section(readme, section(found)) if readme is not None else None

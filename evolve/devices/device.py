@@ -126,7 +126,8 @@ class Tools:
     conditions: Callable[[], Conditions | None] | None = None  # current clocks and temperature
     call_as_timed: Callable[[Callable[[], object]], None] | None = None  # as `time` does, without taking the time
     graph_time: GraphTime | None = None
-    capture: Capture | None = None  # of a call in a CUDA graph, as a function that replays it; None if it cannot be
+    # of a call in a CUDA graph, as a function that replays it; None if the call cannot be captured
+    capture: Capture | None = None
     fenced: Fenced | None = None
     sanitizer: Sanitizer | None = None
     profiler: Profiler | None = None

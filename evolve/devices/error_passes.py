@@ -12,7 +12,7 @@ Results = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor"]  # an output, Py
 
 @dataclass(frozen=True)
 class Allowance:
-    """Error that is allowed of an element: a constant, a share of the result and a multiple of PyTorch's excess."""
+    """The allowed error of an element: a constant, a share of the result and a multiple of PyTorch's excess."""
 
     constant: float
     of_result: float

@@ -167,7 +167,7 @@ def _directive(reading: Reading, index: int, line_begins: bool) -> Iterator[Incl
 
 
 def _pasted(beginnings: Iterable[str], tokens: tuple[Token, ...]) -> list[str]:
-    """Return those of the beginnings of words that ## could join from shorter ones, or from numbers."""
+    """Return the beginnings of words that ## could form from shorter ones, or from numbers."""
     if not any(token.kind == "sign" and token.text in PASTES for token in tokens):
         return []
     pieces = {token.text for token in tokens if token.kind in ("word", "number")}.difference(beginnings)

@@ -1,4 +1,4 @@
-"""Detection of state that a kernel could keep from one call to the next: variables that outlive the call, and a heap.
+"""Detection of state that a kernel could keep between calls: variables that outlive a call, and a heap.
 
 The symbols of the compiled kernel are examined, so the same rules apply on every device.
 """
@@ -23,7 +23,7 @@ INSTEAD = "declare a [workspace] with zero = true, or make it const / __constant
 def check_compiled(to_keep: Iterable[str], undefined: Iterable[str], *sources: str) -> None:
     """Raise for a heap, and for a variable that starts as zero and is not declared constant in any of the sources.
 
-    Symbols do not show whether the kernel writes to other variables. The device compares these after every call.
+    Symbols do not show whether the kernel writes to other variables. So the device compares those after every call.
     """
     for name in undefined:
         if ALLOCATES.fullmatch(name):

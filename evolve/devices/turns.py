@@ -1,4 +1,4 @@
-"""Turns of the worker processes that share a device: several may check at once, but one that times has it alone.
+"""Turns of the worker processes that share a device: several may check at once, but one that times uses it alone.
 
 The turns are locks on files, so a worker that is killed gives its turn back. All runs on a machine use the same files
 for one card, so that two runs on one GPU do not time at once. Work that takes seconds without using the
@@ -33,7 +33,7 @@ class Turns:
         self.always_alone = False  # in every phase, as for a workload that needs most of the memory
 
     def take(self, phase: str) -> None:
-        """Take the turn that a phase needs, if any. In a shared turn, let others that wait go first."""
+        """Take the turn that a phase needs, if any. Before a shared turn, let waiting processes go first."""
         if phase == "sanitize" or (phase in ELSEWHERE and not self.always_alone):
             self.leave()
             return
@@ -111,7 +111,7 @@ def folder_of_card(card: str, own: Path) -> Path:
 
 
 def _opened(file: Path) -> int:
-    """Open a file for locks, as another user's process may have created it."""
+    """Open a file for locks, which another user's process may have created."""
     try:
         return os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:

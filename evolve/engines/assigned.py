@@ -1,4 +1,4 @@
-"""Workers as their engine sees them: their jobs and deadlines, and what becomes of a job when its worker fails."""
+"""Workers from the engine's view: their jobs and deadlines, and what happens to a job when its worker fails."""
 
 import contextlib
 import math
@@ -19,7 +19,7 @@ from evolve.errors import UserError
 from evolve.evaluation.requests import Answer, Request
 
 START_SECONDS, EXIT_SECONDS = 300.0, 20.0
-DELAYED = 6  # times its limit that compiling may take on a machine that gives it few of its cores
+DELAYED = 6  # factor of the time limit of compiling on a machine that grants few of its cores
 STDERR_CHARACTERS = 1500
 MOST_COMPILED_AHEAD = 8  # compiled kernels waiting for an evaluator
 
@@ -56,7 +56,7 @@ class JobState:
 
 
 class JobQueue:
-    """The jobs of an `evaluate` that no worker has: new ones, compiled ones, and those that the caller still holds."""
+    """The jobs of an `evaluate` call that no worker has: new ones, compiled ones, and those that are not read yet."""
 
     def __init__(self, *, compiles_ahead: bool) -> None:
         self._compiles_ahead = compiles_ahead
@@ -168,7 +168,7 @@ class Worker:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the seconds that a process, and children that have ended, have used cores; infinity if it is unknown."""
+    """Return the CPU seconds of a process and its ended children; infinity if they are unknown."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -19,7 +19,7 @@ CONNECT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Allocation:
-    """What every actor of an engine gets of the cluster, as Ray's options, and how many actors there is room for."""
+    """The resources of an engine's actors, as Ray's options, and the number of actors for which there is room."""
 
     options: Mapping[str, object]
     count: int
@@ -97,7 +97,7 @@ def allocation_of(nodes: Sequence[Mapping[str, Any]], kind: str, gpu_type: str =
 
 
 def default_device(nodes: Sequence[Mapping[str, Any]]) -> str:
-    """Return the kind of a GPU if one of the nodes has one, otherwise the device that needs none."""
+    """Return the kind of a GPU if a node has one, otherwise the kind of the device that needs no GPU."""
     gpus = (kind for kind in choose.kinds() if policy_of(kind).times_are_gpu_times)
     return next(gpus, choose.FALLBACK) if gpu_types(nodes) else choose.FALLBACK
 
@@ -114,6 +114,6 @@ def gpu_types(nodes: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def sentence(error: object) -> str:
-    """Return the part of an error that says what has happened: the first line that is one."""
+    """Return the first line of an error that says what has happened."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:300] if lines else type(error).__name__

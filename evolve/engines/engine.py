@@ -59,7 +59,7 @@ class TimesPyTorch(Protocol):
 
 @runtime_checkable
 class PreparesBaselines(Protocol):
-    """An engine that can compile PyTorch's baselines ahead, so that the verdicts that need them come sooner."""
+    """An engine that can compile PyTorch's baselines ahead, so that verdicts arrive sooner."""
 
     def prepare(self, op: str, workloads: Collection[str], *, at_once: bool = True) -> None:
         """Begin to compile the baselines at these workloads, if there are processes for that. Returns at once.

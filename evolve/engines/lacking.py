@@ -1,4 +1,4 @@
-"""Baselines that judged kernels lack: each is compiled ahead, then timed once for all kernels that wait for it.
+"""Missing baselines of judged kernels: each is compiled ahead, then timed once for all kernels that wait for it.
 
 A kernel that has passed was timed beside eager PyTorch. Its verdict is given when the times of torch.compile at its
 workloads are known as well; until then, evaluators go on with other kernels.
@@ -41,7 +41,7 @@ class _Held:
 
 
 def beside_eager(evaluation: Evaluation) -> str:
-    """Return the phase of a kernel whose baselines other than eager PyTorch are not timed yet, with what is known."""
+    """Return the phase of a kernel that is timed only beside eager PyTorch yet, with its speedup so far."""
     over = geometric_mean([one.eager_us / one.median_us for one in evaluation.measurements])
     return f"{RIGHT}{over:.2f}x eager PyTorch; torch.compile is timed next"
 
@@ -51,14 +51,15 @@ class LackingBaselines:
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = [name for name in names if name != EAGER]
-        self._times: dict[Place, Standard | None] = {}  # None where PyTorch cannot be timed: eager's time must do
+        # None where PyTorch cannot be timed: then eager's time alone is used
+        self._times: dict[Place, Standard | None] = {}
         self._held: list[_Held] = []
         self._to_time: deque[Place] = deque()
         self._timing = set[Place]()
         self._faults: Counter[Place] = Counter()
         self._to_compile: deque[PreparationRequest] = deque()
         self._compiling = set[PreparationRequest]()
-        self._compiled = set[PreparationRequest]()  # or tried in vain
+        self._compiled = set[PreparationRequest]()  # or tried without success
 
     @property
     def waiting(self) -> bool:
@@ -67,7 +68,7 @@ class LackingBaselines:
 
     @property
     def to_compile(self) -> int:
-        """How many compilations no worker has taken yet."""
+        """The number of compilations that no worker has taken yet."""
         return len(self._to_compile)
 
     def hold(
@@ -85,12 +86,12 @@ class LackingBaselines:
         yield from self._complete()
 
     def compile_later(self, op: str, workloads: Collection[str]) -> None:
-        """Have the baselines at these workloads compiled ahead, after those that are asked for already."""
+        """Request that the baselines at these workloads are compiled ahead, after those already requested."""
         wanted = [one for workload in workloads for one in self._preparations(op, workload)]
         self._to_compile.extend(one for one in wanted if one not in self._compiled and not self._under_way(one))
 
     def compile_next(self, op: str, workloads: Collection[str]) -> None:
-        """Have the baselines at these workloads compiled before all others: a kernel is being judged there."""
+        """Request that the baselines at these workloads are compiled first, because a kernel is judged there."""
         wanted = [one for workload in workloads for one in self._preparations(op, workload)]
         wanted = [one for one in wanted if one not in self._compiled and one not in self._compiling]
         self._to_compile = deque([*wanted, *(one for one in self._to_compile if one not in wanted)])
@@ -104,17 +105,17 @@ class LackingBaselines:
         return request
 
     def end_compilation(self, request: PreparationRequest) -> None:
-        """Note that a worker has done what it can. If that was nothing, it is compiled when it is timed."""
+        """Note that a worker has finished a compilation. If it failed, the baseline is compiled when it is timed."""
         self._compiling.discard(request)
         self._compiled.add(request)
 
     def compile_no_more(self) -> None:
-        """Leave the compilations that no worker has taken to the evaluators."""
+        """Drop the compilations that no worker has taken; the evaluators compile those baselines."""
         self._compiled.update(self._to_compile)
         self._to_compile.clear()
 
     def take_place(self, card: str) -> tuple[Place, str] | None:
-        """Return the next place to time on this card that is compiled, and the kernel that waits for it."""
+        """Return the next compiled place to time on this card, and the kernel that waits for it."""
         for place in self._to_time:
             if place.card == card and not any(map(self._under_way, self._preparations(place.op, place.workload))):
                 self._to_time.remove(place)

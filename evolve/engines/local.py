@@ -50,9 +50,9 @@ class LocalEngine:
 
     At the end of work other than an evaluation, the phase is empty.
 
-    With several `cards` of the device, such as GPUs, each has `workers` evaluators, and the first one stands for the
-    device: on it champions are confirmed, kernels are profiled and PyTorch is timed. Up to `preparers` processes
-    compile baselines ahead; they start when a kernel lacks some.
+    With several `cards` of the device, such as GPUs, each has `workers` evaluators, and the first card stands for the
+    device: champions are confirmed, kernels profiled and PyTorch timed on it. Up to `preparers` processes compile
+    baselines ahead; they start when a kernel lacks a baseline.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class LocalEngine:
 
     @property
     def _judging(self) -> list[Worker]:
-        """The workers that are busy with kernels, or with what kernels wait for."""
+        """The workers that are busy with kernels, or with work that kernels wait for."""
         return [worker for worker in self._pool.workers if worker.current and worker.role is not Role.PREPARER]
 
     def _assign_jobs(self, info: DeviceInfo) -> None:
@@ -200,7 +200,7 @@ class LocalEngine:
         self._assign_preparations(info)
 
     def _share_compilation(self, info: DeviceInfo) -> None:
-        """Let compilers that have nothing else to do help with kernels that others have begun to compile."""
+        """Let idle compilers help with kernels that others have begun to compile."""
         compilers = [worker for worker in self._pool.workers if worker.role is Role.COMPILER and not self._jobs.new]
         idle = [worker for worker in compilers if worker.idle]
         for state in [worker.current for worker in compilers]:
@@ -314,7 +314,7 @@ class LocalEngine:
             self._start_others(card)
 
     def _start_others(self, card: str) -> None:
-        """Start the card's other evaluators; where that would delay the first verdict, it is done after it."""
+        """Start the card's other evaluators, after the first verdict if they would delay it."""
         here = [worker for worker in self._pool.workers if worker.role is Role.EVALUATOR and worker.card == card]
         for _ in range(self._workers_per_card - len(here)):
             self._pool.add(Role.EVALUATOR, self._infos[card], card)

@@ -20,7 +20,7 @@ from evolve.evaluation.requests import (
 )
 
 WAITING = "waiting"  # the phase in which a job waits for other jobs
-RIGHT = "right: "  # begins the phase of a kernel that was checked and timed, while its baselines are timed
+RIGHT = "right: "  # first words of the phase of a kernel that was checked and timed, while its baselines are timed
 BYTES_PER_READ, MOST_READS = 2**16, 64
 
 

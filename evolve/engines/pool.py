@@ -94,7 +94,7 @@ class WorkerPool:
         self._retire(worker)
 
     def remove(self, worker: "Worker") -> None:
-        """End a worker and start no other one."""
+        """End a worker without a replacement."""
         self.workers.remove(worker)
         self._retire(worker)
 

@@ -1,7 +1,7 @@
 """Ray engine: evaluates on the nodes of a Ray cluster. Each actor holds one GPU, or some CPUs where there are no GPUs.
 
 An actor that is lost, alone or with its node, is replaced as soon as the cluster has room, and its jobs are done again
-elsewhere. What it had sent was taken by then, and what arrives later is ignored: nothing is lost or counted twice.
+elsewhere. Verdicts that it sent before count, and later ones are ignored: nothing is lost or counted twice.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from evolve.evaluation.requests import ProfileRequest, ProfileResult, TimingRequ
 from reference_ops import catalog
 
 TICK_SECONDS, CLOSE_SECONDS = 0.2, 25.0
-GROWTH_SECONDS = 10.0  # between two looks for new nodes
+GROWTH_SECONDS = 10.0  # between two searches for new nodes
 START_SECONDS = 300.0  # without any actor
 START_ATTEMPTS = 10  # by actors that are lost while they start, in a row and while none is ready
 MOST_LOSSES = 3  # a job that was lost so often is evaluated alone on an actor; again as often, its kernel is to blame
@@ -39,7 +39,7 @@ Make = Callable[[str, Watch, int], tuple[TakesPauses, int]]
 
 @dataclass(eq=False)
 class _Ticket:
-    """A job, and how often it was lost with an actor."""
+    """A job, and the number of times that it was lost with an actor."""
 
     number: int
     job: Job
@@ -66,8 +66,8 @@ class RayEngine:
 
     Without a `kind`, the device is a GPU if the cluster has one, otherwise the emulated device. `gpu_type` is a name
     that Ray gives to GPUs, such as H100; it may be empty in a cluster with GPUs of one type. `make` is called in each
-    actor, with the kind of the device, a watch and a number of cores. It returns an engine, and how many jobs keep
-    that busy.
+    actor, with the kind of the device, a watch and a number of cores. It returns an engine, and the number of jobs that
+    keep the engine busy.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class RayEngine:
 
     @property
     def cards(self) -> int:
-        """How many actors it has at the moment."""
+        """The number of actors at the moment."""
         return len(self._slots)
 
     def evaluate(self, jobs: Iterable[Job | None]) -> Iterator[Evaluation]:
@@ -157,7 +157,7 @@ class RayEngine:
             slot.tickets, slot.alone = {}, False
 
     def _fill(self, incoming: Iterator[Job | None]) -> bool:
-        """Give jobs to the actors that have the fewest; return whether there are no more."""
+        """Give jobs to the actors that have the fewest; return whether no jobs are left."""
         chosen: dict[_Slot, list[_Ticket]] = {}
         ended = False
         while any(slot.free > 0 for slot in self._slots):
@@ -180,7 +180,10 @@ class RayEngine:
         return ended
 
     def _slot_for(self, ticket: _Ticket) -> _Slot | None:
-        """Return the least busy actor that may get a job: to confirm the first one, after many losses an idle one."""
+        """Return the least busy actor that may get a job.
+
+        A confirmation needs the first actor, a job that was lost many times an idle one.
+        """
         slots = [slot for slot in self._slots if slot.free > 0]
         if ticket.job.confirm and self._first:
             slots = [slot for slot in slots if slot is self._first]
@@ -201,7 +204,7 @@ class RayEngine:
         if self._faults:
             raise located(self._faults.popleft())
         verdicts: list[Evaluation] = []
-        for reference in ready:  # all of them before a fault is raised, so that no verdict is lost
+        for reference in ready:  # handle all events before a fault is raised, so that no verdict is lost
             verdicts += self._hear(asked[reference])
         self._check_alive()
         return verdicts
@@ -285,9 +288,9 @@ class RayEngine:
             )
 
     def _keep_up(self) -> None:
-        """Start actors for nodes that have come. Those of lost nodes wait for room: Ray's autoscaler sees that."""
+        """Start actors for new nodes. Actors of lost nodes wait for room, which Ray's autoscaler notices."""
         self._looked = time.monotonic()
-        if all(slot.hello for slot in self._slots):  # otherwise what has come takes the place of what was lost
+        if all(slot.hello for slot in self._slots):  # otherwise the new nodes replace the lost ones
             with contextlib.suppress(UserError):  # nodes without which the cluster has no GPU may come back
                 count = allocation_of(self._ray.nodes(), self._kind, self._gpu_type).count
                 self._allocation = replace(self._allocation, count=max(self._allocation.count, count))

@@ -33,11 +33,11 @@ class SeenStore:
 
 
 def seen_by(run: Run, whole: Store, device: DeviceInfo) -> SeenStore:
-    """Return the archive as it was when the run began, as far as a search for the run's op on the device reads it."""
+    """Return the archive as it was when the run began, limited to records that a search for the run's op reads."""
     proposals = [one for one in whole.find(Proposal, run.op) if one.created < run.created]
     seeded = {one.kernel_id for one in whole.find(ProposalSummary, proposer=SHIPPED) if one.created < run.created}
     found = [one for one in whole.find(Evaluation, run.op) if one.created < run.created]
-    # A shipped verdict is older than its archive: it was there if its kernel was.
+    # A shipped verdict is older than the archive: it was there if its kernel was.
     evaluations = [one for one in found if not one.shipped or one.kernel_id in seeded]
     donated = whole.find(Evaluation, ids=list(_best_of_others(run, whole, device, seeded)))
     evaluated = {one.kernel_id for one in (*evaluations, *donated)}

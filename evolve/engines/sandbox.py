@@ -98,7 +98,7 @@ def _lower(limit: int, value: int) -> None:
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
-    """Drop all but one: root in a container could use them to read keys of other processes despite Landlock."""
+    """Drop all capabilities but one: with them, root in a container could read other processes' keys."""
     header, held = struct.pack("=Ii", CAPABILITIES_VERSION, 0), ctypes.create_string_buffer(24)
     if libc.capget(header, held) == 0:
         effective, permitted, *_ = struct.unpack("=6I", held.raw)

@@ -35,7 +35,7 @@ from archive.store import Record, Store
 from evolve.engines.messages import Done, decode, encode
 from evolve.errors import UserError
 
-LOOK_SECONDS = 1.0  # a listing of the folder is used again for so long
+LOOK_SECONDS = 1.0  # time for which a listing of the folder is used again
 COMMAND_SECONDS = 300.0
 EXISTS = 17  # exit status of a script that finds the file it should create
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20")
@@ -140,7 +140,10 @@ class Folder:
 
 
 class FolderClaims:
-    """This process's claims on kernels in a folder. `store` is its own archive, which verdicts of others enter."""
+    """This process's claims on kernels in a folder.
+
+    `store` is the process's own archive, to which verdicts of others are added.
+    """
 
     def __init__(self, folder: Folder, store: Store, lease_seconds: float = LEASE_SECONDS) -> None:
         self._folder, self._store, self._lease_seconds = folder, store, lease_seconds
@@ -151,14 +154,14 @@ class FolderClaims:
         self.committed = 0
 
     def refresh(self) -> int:
-        """Take what is new in the folder into the store; return the number of new records."""
+        """Add the folder's new records to the store; return their number."""
         listing, before = self._listed(0.0), len(self._taken)
         for name, (changed, size) in listing.files.items():
             if (name, changed, size) in self._taken:
                 continue
             if name.endswith(".db") and "/" not in name:
                 if not self._take_archive(name):
-                    continue  # it is being written: the next look may succeed
+                    continue  # it is being written: the next attempt may succeed
             elif name.startswith("verdicts/"):
                 self._take_verdict(name)
             else:
@@ -183,7 +186,7 @@ class FolderClaims:
         return True
 
     def give_back(self, kernel_id: str, device: str) -> None:
-        """Commit the verdict that the store has, if there is one, and end the claim."""
+        """Write the store's verdict to the folder, if there is one, and end the claim."""
         subject = _subject(kernel_id, device)
         found = [one for one in self._store.find(Evaluation, kernels=[kernel_id]) if one.device.key == device]
         if found:

@@ -1,4 +1,4 @@
-"""Station: an engine on another machine, used from afar. It runs in an actor and knows nothing of the cluster.
+"""Station: an engine that is used from another machine. It runs in an actor and knows nothing of the cluster.
 
 Kernels and the files of a user's ops arrive as text, and verdicts leave as lines of JSON.
 """
@@ -31,16 +31,16 @@ Answer = Callable[[Evaluation | BaseException], None]
 
 @dataclass(frozen=True, eq=False)
 class _Order:
-    """A job, and what is told its evaluation, or the error that ended it."""
+    """A job, and the function that receives its evaluation or the error that ended it."""
 
     job: Job
     answer: Answer
 
 
 class SharedEngine:
-    """The engine as all threads see it. Each `evaluate` takes up to `depth` jobs before it waits for an evaluation.
+    """The engine that all threads share. Each `evaluate` takes up to `depth` jobs before it waits for an evaluation.
 
-    Other work, such as a profile, waits until the jobs under way are done, and later jobs wait for it.
+    Other work, such as a profile, waits until the current jobs are done, and later jobs wait for it.
     """
 
     def __init__(self, engine: TakesPauses, depth: int) -> None:
@@ -100,7 +100,7 @@ class SharedEngine:
         self._thread.join(timeout=1.0)  # it may be waiting for an engine that was closed: then it ends by itself
 
     def _aside(self, what: Callable[[], T]) -> T:
-        """Call a function in the engine's thread when no evaluation is under way, and return what it returns."""
+        """Call a function in the engine's thread while no evaluation runs, and return its result."""
         done = queue.SimpleQueue[tuple[T | None, BaseException | None]]()
 
         def side() -> None:
@@ -133,7 +133,7 @@ class SharedEngine:
         self._fail(RuntimeError("the engine was closed"))
 
     def _evaluate(self) -> None:
-        """Evaluate until no job waits or is under way, or until a side request waits."""
+        """Evaluate until no job waits or runs, or until a side request waits."""
         try:
             for evaluation in self._engine.evaluate(self._jobs()):
                 with self._changed:
@@ -168,7 +168,7 @@ class SharedEngine:
             order.answer(error)
 
 
-EVENT_SECONDS = 10.0  # after this long without an event, the driver is told that there is none
+EVENT_SECONDS = 10.0  # longest wait for an event
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES, CODE = ("archive", "evolve", "reference_ops"), ("*.py", "*.h", "*.cpp")
 
@@ -186,7 +186,7 @@ class StationFault:
 
 @dataclass(frozen=True)
 class Versions:
-    """What must be equal on all machines of a run: a hash of this package's code, and the version of PyTorch."""
+    """Versions that must be equal on all machines of a run: a hash of this package's code, and PyTorch's version."""
 
     code: str
     torch: str
@@ -199,7 +199,7 @@ class Versions:
 
 @dataclass(frozen=True)
 class Hello:
-    """A station that is ready: its device as a line of JSON, its machine, and how many jobs keep it busy."""
+    """A station that is ready: its device as a line of JSON, its machine, and the number of jobs that keep it busy."""
 
     device: bytes
     host: str
@@ -209,7 +209,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class RemoteJob:
-    """A job on its way to a station. The op's file is sent along if there is one: machines may not share a disk."""
+    """A job that is sent to a station. The op's file is sent along if there is one: machines may not share a disk."""
 
     number: int
     assignment: bytes
@@ -220,7 +220,7 @@ class RemoteJob:
 
 @dataclass
 class Events:
-    """What has happened at a station since it was last asked."""
+    """The events at a station since the last request for them."""
 
     phases: dict[str, str] = field(default_factory=dict)  # the latest of each kernel, by its id
     verdicts: list[tuple[int, bytes]] = field(default_factory=list)
@@ -268,7 +268,7 @@ class Station:
             self._ready.submit(job, lambda answer, number=remote.number: self._answer(number, answer))  # type: ignore[misc]
 
     def events(self) -> Events:
-        """Return what has happened, as soon as something has."""
+        """Wait for events, and return them."""
         with self._happened:
             self._happened.wait_for(lambda: self._events.some, EVENT_SECONDS)
             found, self._events = self._events, Events()
@@ -324,7 +324,10 @@ class Station:
 
 
 class OwnCodes:
-    """The machine codes that this station has compiled. What other stations have is found when verdicts arrive."""
+    """The machine codes that this station has compiled.
+
+    Duplicates of other stations' codes are found when verdicts arrive.
+    """
 
     def __init__(self) -> None:
         self._first: dict[str, str] = {}  # id of the first kernel by machine code
@@ -345,7 +348,7 @@ def code_version() -> str:
 
 
 def own_versions() -> Versions:
-    """Return the versions on this machine. PyTorch's lacks the build, which differs with and without a GPU."""
+    """Return the versions on this machine. PyTorch's version omits the build, which differs with and without a GPU."""
     return Versions(code_version(), _version("torch").partition("+")[0] or "none", _version("evolve-kernels"))
 
 

@@ -1,4 +1,4 @@
-"""Trial of a user's file: it is first loaded in a process of its own, because loading it runs code of any kind.
+"""Trial of a user's file: it is first loaded in a separate process, because loading it runs arbitrary code.
 
 Code may end its process, crash it or never return. The trial turns each of these into one line for the user.
 """
@@ -124,7 +124,8 @@ def _in_child(work: Callable[[int], NoReturn], seconds: float) -> _Ending:
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads: the child uses none of them
+        # a warning about forking beside threads, of which the child uses none
+        warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
         try:
@@ -148,7 +149,7 @@ def _in_child(work: Callable[[int], NoReturn], seconds: float) -> _Ending:
 
 
 def _read(reader: int) -> bytes:
-    """Return what has arrived. Wait a moment at the end of the file, which comes before the process ends."""
+    """Return the text that has arrived. At the end of the file, wait a moment for the process to end."""
     try:
         data = os.read(reader, REPORT_BYTES)
     except BlockingIOError:
@@ -168,7 +169,7 @@ def _end(child: int, *, ended: bool) -> None:
 
 
 def _load(locator: str, seconds: float, report: int) -> NoReturn:
-    """Load the op in this process, which nothing else happens in, report how that ended, and exit."""
+    """Load the op in this process, which does nothing else, report the result, and exit."""
     import torch
 
     os.setsid()

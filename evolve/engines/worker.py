@@ -135,7 +135,7 @@ def _compiled(request: Assignment, shared: "_Shared", info: DeviceInfo, send: Se
 
 
 def _help(request: Assignment, shared: "_Shared", info: DeviceInfo) -> None:
-    """Compile what no other worker has begun to. The one that has the kernel finds its faults."""
+    """Compile the programs that no other worker has begun. The worker that has the kernel reports its faults."""
     kernel, op = _loaded(request)
     with contextlib.suppress(RejectedError, PlanError, MemoryError):
         compilation = Compilation(kernel, op, info, shared.compile_if_left)
@@ -147,14 +147,14 @@ def _help(request: Assignment, shared: "_Shared", info: DeviceInfo) -> None:
 
 @dataclass(frozen=True)
 class _Shared:
-    """The compilation of a kernel that several workers share: each program is compiled by the first to begin it."""
+    """The compilation of a kernel by several workers: each program is compiled by the worker that begins it first."""
 
     cubins: Path
     request: Assignment
     compile_bound: Callable[[Bound], CompileResult]
 
     def compile(self, bound: Bound) -> CompileResult:
-        """Compile for one workload; if another worker has begun to, wait for its file in the folder."""
+        """Compile for one workload; if another worker has begun that, wait for its file in the folder."""
         waiting_until = time.monotonic() + SHARED_COMPILATION
         while self._begun_elsewhere(bound) and time.monotonic() < waiting_until:
             if self._mark(bound, "ended").exists():
@@ -271,7 +271,10 @@ def _measured(device: Device, turns: Turns | None) -> DeviceInfo:
 
 
 def _with_memory(evaluated: Callable[[], V], evaluator: Evaluator, turns: Turns | None) -> V:
-    """Return an evaluation. If memory is exhausted that other workers share, wait for them and try again, alone."""
+    """Return an evaluation.
+
+    If the memory that workers share is exhausted, wait for the other workers and try again alone.
+    """
     for seconds in _waits(evaluator.device) if turns else ():
         try:
             return evaluated()
@@ -286,7 +289,10 @@ def _with_memory(evaluated: Callable[[], V], evaluator: Evaluator, turns: Turns 
 
 
 def _waits(device: Device) -> Iterator[float]:
-    """Yield how long to wait after each evaluation that lacks memory. It must be released by then."""
+    """Yield the time to wait after each evaluation that lacks memory.
+
+    The evaluation must have released its memory by then.
+    """
     yield from WAITS_FOR_MEMORY
     for seconds in WAITS_FOR_OTHERS:
         if not _scarce(device):
@@ -362,7 +368,10 @@ def _memory_message(error: Exception) -> str:
 
 
 def _bounds(device_kind: str, fork: Fork, project: Path) -> Bounds:
-    """Return what an evaluator may access: least if kernels are native code, which could do harm."""
+    """Return what an evaluator may access.
+
+    Kernels that are native code could do harm, so their evaluator may access least.
+    """
     caches = (user_cache_dir(), Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
     for cache in caches:  # a confined worker cannot create PyTorch's folder, which importing torch._dynamo would do
         with contextlib.suppress(OSError):  # without the folder, nothing is cached

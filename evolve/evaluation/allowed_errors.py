@@ -42,10 +42,10 @@ def summed(terms: int, *, alike: bool, running: bool = False) -> Sums:
     """Return the error that is allowed for a sum of this many terms.
 
     On average, twice that of a block of 256 threads: each adds up every 256th term, then their sums are added in pairs.
-    For short rows, whose roundings cancel, and for longer rows of similar terms, it is the error of a single thread. A
-    `running` sum, whose order is given, may be as far off in a row of any length. A single element may be as far off
-    as where one thread adds small terms to a large sum: all roundings go the same way. Two roundings are always
-    allowed, as in a sum that is multiplied by the inverse of a count.
+    For short rows, whose roundings cancel, and for longer rows of similar terms, it is the error of a single thread.
+    The error of a `running` sum, whose order is given, may be as large in a row of any length. The error of a single
+    element may be as large as where one thread adds small terms to a large sum, so that all roundings have the same
+    direction. Two roundings are always allowed, as in a sum that is multiplied by the inverse of a count.
     """
     if terms <= 1:
         return NO_SUMS
@@ -61,7 +61,7 @@ def summed(terms: int, *, alike: bool, running: bool = False) -> Sums:
 
 @dataclass(frozen=True)
 class Scale:
-    """Quantities that an error is compared with, besides PyTorch's own error."""
+    """Quantities, besides PyTorch's own error, with which an error is compared."""
 
     dtype: torch.dtype  # of the output
     count: int  # number of finite results
@@ -152,7 +152,7 @@ def allow_worst_of_pytorch(errors: Errors, tolerance: Tolerance, scale: Scale) -
     """Allow each element PyTorch's worst error, in proportion to the element.
 
     Errors of sums of products have heavy tails: among many elements, PyTorch's worst error is far larger than its mean.
-    The error of the largest element does not excuse that of a small one. Overwrites `errors.allowed`.
+    A large error of the largest element does not excuse a large error of a small one. Overwrites `errors.allowed`.
     """
     large = errors.magnitude.clamp(min=errors.size + TINY)
     worst, worst_share = torch.stack([errors.excess.max(), (errors.excess / large).max()]).tolist()
@@ -165,9 +165,9 @@ def allow_rounding_of_inputs(
 ) -> Errors:
     """Allow the error that rounding the inputs would cause, for example where large terms cancel.
 
-    The mean error may be that of inputs rounded once more; an element's error may be that of inputs rounded as often as
-    float32 rounds a sum. With `chance`, more is allowed, in proportion to PyTorch's errors relative to `perturbed`.
-    These ratios have no heavy tail. They are taken wherever `perturbed` exceeds a rounding.
+    The mean error may be that of rounding the inputs once more; an element's error may be that of rounding them as
+    often as float32 rounds a sum. With `chance`, more is allowed, in proportion to PyTorch's errors relative to
+    `perturbed`. These ratios have no heavy tail. They are taken wherever `perturbed` exceeds a rounding.
     """
     rounding, least = errors.magnitude * scale.rounding, scale.sums.roundings
     if chance:
@@ -175,7 +175,7 @@ def allow_rounding_of_inputs(
         allowed = tolerance.factor * ELEMENT_FACTOR * (rounding + usual * perturbed)
     else:
         allowed = tolerance.factor * (rounding + least * perturbed)
-    # For one rounding only: where all elements move far, a larger allowance would hide the loss of half their bits.
+    # Only one rounding: where all elements move far, a larger allowance would hide the loss of half their bits.
     yardstick = norms([perturbed])[0] / math.sqrt(scale.count)
     return replace(errors, allowed=torch.maximum(errors.allowed, allowed), yardstick=max(errors.yardstick, yardstick))
 
@@ -190,12 +190,12 @@ def allow_repeated_errors(errors: Errors, repeated: torch.Tensor, tolerance: Tol
 
 
 def leeway(expected: torch.Tensor, dtype: torch.dtype, sums: Sums = NO_SUMS) -> float:
-    """Return by what factor the mean error may exceed the usual limit; it is larger the fewer rows there are.
+    """Return the factor by which the mean error may exceed the usual limit. It grows as the number of rows falls.
 
-    All elements of a row may share one error, such as that of its sum, so a single row may be as far off as a single
-    element. Rows are weighted by their share of the result. With 16 bits or fewer, most of the error is rounding, which
-    is alike in all rows. If inputs are nearly zero, only a bias may be left. All results are then equal and share one
-    error, as do all steps of a sequence, because each step repeats the one before.
+    All elements of a row may share one error, such as that of its sum, so the error of a single row may be as large as
+    that of a single element. Rows are weighted by their share of the result. With 16 bits or fewer, most of the error
+    is rounding, which is alike in all rows. If inputs are nearly zero, only a bias may be left. All results are then
+    equal and share one error, as do all steps of a sequence, because each step repeats the one before.
     """
     rows = expected.reshape(-1, expected.shape[-1] if expected.ndim > 1 else 1)
     count = float(len(rows))

@@ -84,7 +84,10 @@ def switched_off() -> bool:
 
 
 def import_compiler(device: Device) -> threading.Thread:
-    """Begin to import torch.compile, if it is a baseline, in a thread: it takes seconds. Join the thread to wait."""
+    """Begin to import torch.compile, if it is a baseline, in a thread, because that takes seconds.
+
+    Join the thread to wait.
+    """
 
     def load() -> None:
         if COMPILE not in policy_of(device.info.kind).baselines or switched_off():
@@ -159,13 +162,13 @@ def in_turn(watch: Callable[[str], None]) -> Iterator[None]:
     """Begin another phase than "prepare" while torch.compile uses the device in the body: to launch, or to measure.
 
     It compiles for seconds and uses the device for a fraction of one. If PyTorch's functions have other names in this
-    version, the whole body is a phase that has the device alone.
+    version, the whole body is one phase with exclusive use of the device.
     """
     phases = ["prepare"]
 
     def with_phase(phase: str, use: Callable[..., object]) -> Callable[..., object]:
         def used(*args: object, **options: object) -> object:
-            measures = phases[-1] == "baseline" and phase == "run"  # what measures keeps the device to its end
+            measures = phases[-1] == "baseline" and phase == "run"  # a measurement keeps the device until it ends
             if phases[-1] == phase or measures or threading.current_thread() is not threading.main_thread():
                 return use(*args, **options)
             phases.append(phase)
@@ -225,15 +228,18 @@ def _source_of(op: Op) -> str:
     return Path(file).read_text(encoding="utf-8") if file and Path(file).is_file() else ""
 
 
-MEASURING = "benchmark"  # the beginning of the names of methods that measure
+MEASURING = "benchmark"  # prefix of the names of methods that measure
 
 
 class _StoppedError(BaseException):
-    """Ends a compilation. It is no Exception, because the compiler takes those for a choice that does not work."""
+    """Ends a compilation.
+
+    It is not an Exception, because the compiler treats an Exception as a choice that does not work.
+    """
 
 
 def compile_ahead(name: str, op: Op, workload: Workload, torch_device: str) -> bool:
-    """Compile a baseline for this workload, up to where the device is needed; return whether that is the end."""
+    """Compile a baseline for this workload until the device is needed; return whether it is finished."""
     if name not in MODES or switched_off():
         return False
     ended: list[bool] = []
@@ -261,7 +267,7 @@ def compile_ahead(name: str, op: Op, workload: Workload, torch_device: str) -> b
 
 
 def fake_inputs(op: Op, workload: Workload, torch_device: str) -> Tensors:
-    """Return inputs that have sizes but no numbers."""
+    """Return inputs that have sizes but no values."""
     modes: Any = import_module("torch._subclasses.fake_tensor")
     with modes.FakeTensorMode():
         return {
@@ -273,7 +279,7 @@ def fake_inputs(op: Op, workload: Workload, torch_device: str) -> Tensors:
 
 
 def _keep_from_measuring() -> None:
-    """Let this process compile on its own, and make torch.compile stop where it would measure.
+    """Let this process compile without helper processes, and make torch.compile stop where it would measure.
 
     Raises an exception if this version of PyTorch measures in another way, so that nothing is compiled ahead.
     """

@@ -1,4 +1,4 @@
-"""Buffers that a kernel runs on, with red zones around them, and a bound on the memory that an evaluation needs."""
+"""Buffers of a kernel's run, with red zones around them, and a bound on the memory that an evaluation needs."""
 
 import math
 import random
@@ -19,7 +19,7 @@ BY_CHANCE = 1 / 32  # share of one-byte elements that may equal the poison witho
 NOISE_BYTES = 2**14
 WORD_BYTES = 8
 SPARE_BYTES, GPU_SPARE_BYTES = 2**16, 2**26  # behind all buffers: a write with a wrong stride ends up there
-FENCED_BYTES = 2**24  # of the largest workload whose inputs end where access ends
+FENCED_BYTES = 2**24  # of the largest workload whose inputs end at inaccessible memory
 OWN_SEGMENT_BYTES = 2**25  # PyTorch's allocator does not share a segment of this size
 Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -122,7 +122,7 @@ class Arena:
         on_gpu = self._memory.is_cuda
         self._memory = self._spare = torch.empty(0, dtype=torch.uint8, device=self._memory.device)
         if on_gpu:
-            torch.cuda.empty_cache()  # gives it back whole, so that it is not left in pieces
+            torch.cuda.empty_cache()  # returns it in one piece, so that memory is not fragmented
 
     def strayed(self, unused: Iterable[Buffer] = ()) -> torch.Tensor:
         """Return, as a tensor, whether an unused buffer or the memory behind all buffers has changed."""
@@ -163,7 +163,7 @@ def is_poison(values: torch.Tensor, poison: int) -> torch.Tensor:
 def unwritten(values: torch.Tensor, right: torch.Tensor, poison: int) -> int:
     """Return how many elements were never written, judging by the poison that they hold where the right result differs.
 
-    Elements of one byte may hold any value by chance, so only a large share of them is telling.
+    Elements of one byte may hold any value by chance, so only a large share of them is evidence.
     """
     if values.shape != right.shape:
         return 0

@@ -146,8 +146,8 @@ class Inspector:
     ) -> None:  # fmt: skip
         """Check the program once on each of these distributions, extremes or arrangements of inputs.
 
-        With `few`, rows of extremes are drawn a few times, though there may be too few rows for all of them.
-        With `in_graph`, the call is captured once in a CUDA graph, if the device has them, and replayed on each.
+        With `few`, rows of extremes are drawn a few times, even if there are too few rows for all of them. With
+        `in_graph`, the call is captured once in a CUDA graph, if the device has them, and replayed on each.
         """
         if not (draws := [draw for name in names for draw in self._draws(op, workload, name, few=few)]):
             return
@@ -173,7 +173,10 @@ class Inspector:
                 raise
 
     def _draws(self, op: Op, workload: Workload, values: str, *, few: bool) -> list[Draw]:
-        """Return one draw of these values; of rows of extremes, as many as hold every extreme, or a `few`."""
+        """Return one draw of these values.
+
+        Rows of extremes are drawn until every extreme has occurred, or a `few` times.
+        """
         if values != EXTREME_ROWS:
             return [Draw(op, workload, self.rng.randrange(2**31), values)]
         seeds = (few_extreme_seeds if few else extreme_seeds)(op, workload, self.rng)
@@ -268,7 +271,7 @@ class Inspector:
         self, program: Program, draw: Draw, buffers: dict[str, Buffer], *, as_timed: bool,
         replay: Callable[[], object] | None = None, drawn: Tensors | None = None,
     ) -> Outputs:  # fmt: skip
-        """Run once and return copies of the outputs. With `as_timed`, the kernel sees what it sees in a timed call.
+        """Run once and return copies of the outputs. With `as_timed`, the state of memory is that of a timed call.
 
         `replay` runs the program on the same buffers in another way. `drawn` are the inputs, if they are at hand.
         """

@@ -39,7 +39,8 @@ class NotFinite:
 
     results: tuple[torch.Tensor, ...]  # of PyTorch's reference and of its baseline
     infinite: bool = False  # infinities are among the inputs, not NaN alone
-    lenient: bool = False  # NaN may be anything: PyTorch's formula multiplies an infinity by zero, another one need not
+    # NaN may be anything: PyTorch's formula multiplies an infinity by zero, another formula need not
+    lenient: bool = False
     of_weights: bool = False  # such inputs are weights, which meet the zeros of a padding
     depends: Callable[[], torch.Tensor] | None = None  # computes where the result depends on such an input
     of_nan: Callable[[], torch.Tensor] | None = None  # computes where NaN among the inputs alone makes NaN
@@ -48,7 +49,7 @@ class NotFinite:
 
 @dataclass(frozen=True)
 class Excuses:
-    """What explains an error besides rounding and PyTorch's own error. The functions are called where it matters."""
+    """Explanations of an error besides rounding and PyTorch's own error. The functions are called only where needed."""
 
     sums: Sums = NO_SUMS  # the allowed error of sums, see `summed`
     # Computes how far each element moves when the inputs are perturbed by a rounding; it is slow.
@@ -189,9 +190,9 @@ def _with_infinities(
 
     If inputs are infinite, an infinity may come out in place of NaN, because that depends on the order of operations.
     This does not hold where NaN among the inputs would also come out without the infinities. NaN in place of an
-    infinity is right only where NaN spreads anyway, as in the mean of a row that is normalised.
-    Results that depend on an infinite weight may be NaN: a kernel may multiply the weight by the mean first.
-    NaN that comes from a product with zero may be missing, because a kernel need not multiply by zero.
+    infinity is right only where NaN spreads in any case, as in the mean of a row that is normalised. Results that
+    depend on an infinite weight may be NaN: a kernel may multiply the weight by the mean first. NaN that comes from a
+    product with zero may be missing, because a kernel need not multiply by zero.
     """
     if (found := _alike_throughout(actual, pytorch, expected, tolerance, scale, not_finite)) is not None:
         return found
@@ -228,10 +229,10 @@ def _alike_throughout(
     actual: torch.Tensor, pytorch: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance, scale: Scale,
     not_finite: NotFinite | None,
 ) -> Comparison | None:  # fmt: skip
-    """Compare an output with few operations if nothing must be excused, as usual; otherwise return None.
+    """Compare an output with few operations in the usual case, in which no error must be explained.
 
-    Then the output and all of PyTorch's results are finite exactly where the float64 result is, with the same NaN and
-    infinities elsewhere, and no result is near the largest number.
+    Otherwise return None. Then the output and all of PyTorch's results are finite exactly where the float64 result is,
+    with the same NaN and infinities elsewhere, and no result is near the largest number.
     """
     finite = expected.isfinite()
     elsewhere = (~finite).reshape(-1).nonzero().reshape(-1)
@@ -289,7 +290,7 @@ def _inaccurate(
 
 
 def _relatively_off(errors: Errors, actual: torch.Tensor, expected: torch.Tensor, scale: Scale) -> str:
-    """Return a fault if an element is far off in relation to itself, further than PyTorch's and than subnormal ones."""
+    """Return a fault if an element's relative error exceeds the limit, PyTorch's and that of subnormal numbers."""
     one = _relative_allowance(scale)
     least = errors.excess.new_full((), one.constant)
     allowed = torch.add(least, errors.magnitude, alpha=one.of_result).add_(errors.excess, alpha=one.of_excess)

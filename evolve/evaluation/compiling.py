@@ -38,7 +38,10 @@ M = TypeVar("M", bound=CompileResult)
 
 @dataclass(frozen=True)
 class Shapes:
-    """The workloads of an evaluation. The kernel's plan accepts each of them; it may still not compile for one."""
+    """The workloads of an evaluation.
+
+    The kernel's plan accepts each of them, but the kernel may not compile for all.
+    """
 
     declared: tuple[Workload, ...]
     awkward: tuple[Workload, ...] = ()
@@ -210,7 +213,7 @@ def _no_workload_left(skipped: Iterable[str]) -> RejectedError:
 
 
 def few_rows(op: Op, declared: Iterable[Workload], accepts: Callable[[Workload], bool]) -> tuple[Workload, ...]:
-    """Return a workload with few rows for each kind of declared rows, those of most bytes first."""
+    """Return a workload with few rows for each kind of declared rows, largest rows first."""
     kinds = {without_rows(op, workload): workload for workload in declared}
     found = []
     for near in kinds.values():

@@ -1,4 +1,4 @@
-"""Confirmation of a champion, in a fresh process: duels with the best baseline, a closer check, and the sanitizer."""
+"""Confirmation of a champion, in a fresh process: duels with the best baseline, a stricter check, and the sanitizer."""
 
 import contextlib
 import secrets
@@ -163,7 +163,7 @@ LEAST_ROWS = 3
 
 @dataclass(frozen=True)
 class Beyond:
-    """What a check beyond the usual sizes may use."""
+    """Limits of a check beyond the usual sizes."""
 
     elements: int  # a tensor must have more
     memory_bytes: int
@@ -178,7 +178,7 @@ class Beyond:
 
 
 def check_beyond(inspector: Inspector, kernel: Kernel, op: Op, limits: Beyond) -> tuple[Workload, ...]:
-    """Check the kernel once beyond so many elements. Return the workload, or nothing if it can be checked at none.
+    """Check the kernel once beyond so many elements. Return the workload, or None if none is possible.
 
     Raises RejectedError if it is wrong there.
     """
@@ -197,7 +197,7 @@ def check_beyond(inspector: Inspector, kernel: Kernel, op: Op, limits: Beyond) -
         except torch.OutOfMemoryError:
             return ()
         except RejectedError as error:
-            if error.outcome is not Outcome.ILLEGAL:  # that is found only by launching, such as too large a grid
+            if error.outcome is not Outcome.ILLEGAL:  # a limit that only a launch shows, such as that of the grid
                 raise
             continue
         finally:
@@ -207,7 +207,7 @@ def check_beyond(inspector: Inspector, kernel: Kernel, op: Op, limits: Beyond) -
 
 
 def repeats_rows(op: Op, workload: Workload) -> bool:
-    """Return whether each row of every output follows from the same row of the inputs and from what has no rows.
+    """Return whether each row of every output depends only on the same row of the inputs and on inputs without rows.
 
     An input without dims is the gradient of a mean, which depends on the number of rows.
     """
@@ -270,7 +270,7 @@ def _check_rows(inspector: Inspector, program: Program, op: Op, workload: Worklo
 
 
 def _repeated(op: Op, inputs: Tensors, count: int) -> Iterator[tuple[str, slice, torch.Tensor]]:
-    """Yield where each part of each input of so many rows is, and its values."""
+    """Yield the place and the values of each part of each input, which has so many rows."""
     for spec in op.inputs:
         values = inputs[spec.name]
         if spec.dims[:1] != (_rows(op),):
@@ -286,7 +286,7 @@ def _differ(some: torch.Tensor, others: torch.Tensor) -> bool:
 
 
 def _judge(inspector: Inspector, expected: Truth, index: int, actual: torch.Tensor, workload: Workload) -> None:
-    """Judge some rows of an output; where they are fewer than the expected ones, the others are PyTorch's."""
+    """Judge some rows of an output. If they are fewer than the expected ones, PyTorch's rows stand for the others."""
     if len(actual) < len(expected.pytorch[index]):
         whole = expected.pytorch[index].clone()
         whole[: len(actual)] = actual

@@ -110,7 +110,7 @@ def compiled_in_turn(
 ) -> tuple[Pair, ...]:
     """Compile for each workload once the program for the one before it has passed `check`.
 
-    The smallest comes first. Most faults show there, and then nothing else is compiled.
+    The smallest comes first. Most faults appear there, and then nothing else is compiled.
     """
     passed: list[Pair] = []
     for workload in workloads:
@@ -125,8 +125,8 @@ def compiled_in_turn(
 def glance(kernel: Kernel, op: Op, evaluator: "Evaluator", *, bars: Mapping[str, float]) -> Evaluation | None:
     """Return the verdict on a kernel that is clearly slower than the times to beat at all its workloads, else None.
 
-    It is meant for a setting of knobs of a kernel that has passed, as it checks and times a few calls alone. A fault
-    found in these is the verdict too.
+    It serves settings of knobs of a kernel that has passed, because it checks and times only a few calls. A fault found
+    in these calls is the verdict too.
     """
     device, checks = evaluator.device, list[Check]()
     evaluator.lacking.clear()
@@ -199,10 +199,10 @@ def check_extremes(programs: Compiled[Program], op: Op, inspector: Inspector) ->
 
 
 def check_once(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
-    """Check edges on normal inputs, long rows on all distributions, and a single one on those that hide in no other.
+    """Check edges on normal inputs, long rows on all distributions, and one row on those that others could hide.
 
-    Where a term vanishes, also check on what is not finite, whose product with zero is NaN. Where a size is 1, which
-    kernels treat apart, also check on a few extremes.
+    Where a term vanishes, also check on inputs that are not finite, whose product with zero is NaN. Where a size is 1,
+    which kernels treat apart, also check on a few extremes.
     """
     for workload, program in programs.long:
         alone = [name for name in OF_A_SINGLE_ROW if name in (*op.values, *op.extremes)]
@@ -219,7 +219,7 @@ def check_once(programs: Compiled[Program], op: Op, inspector: Inspector) -> Non
 
 
 def _few_extremes(op: Op) -> tuple[str, ...]:
-    """Return what is checked where a size is 1: rows of extremes, or NaN and numbers far from zero."""
+    """Return the inputs that are checked where a size is 1: rows of extremes, or NaN and numbers far from zero."""
     if has_rows_of_extremes(op):
         return (EXTREME_ROWS,)
     met = (*op.values, *op.extremes)
@@ -230,11 +230,12 @@ def _few_extremes(op: Op) -> tuple[str, ...]:
 def check_stretched(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
     """Check every arrangement where one dim is long, and rows of every extreme if there are enough, else one extreme.
 
-    Of the arrangements of weights, and of infinities that meet, there is one, as the length matters little to them.
+    Only one arrangement of weights, and one of infinities that meet, is checked, because the length matters little to
+    them.
     """
     listed = max(op.shape(op.varied[0], workload)[:1] for workload in op.listed)
     for workload, program in programs.stretched:
-        longer_rows = op.shape(op.varied[0], workload)[:1] <= listed  # not just more of them
+        longer_rows = op.shape(op.varied[0], workload)[:1] <= listed  # not only more of them
         every = longer_rows and meets_extremes_by_rows(op, workload)
         numbers = (EXTREME_ROWS,) if every else (NORMAL, *inspector.rng.sample(op.extremes, min(1, len(op.extremes))))
         left = inspector.rng.sample(OF_WEIGHTS, len(OF_WEIGHTS) - 1) + inspector.rng.sample(MEETING, 1)
@@ -244,8 +245,8 @@ def check_stretched(programs: Compiled[Program], op: Op, inspector: Inspector) -
 def check_declared(programs: Compiled[Program], op: Op, inspector: Inspector, *, confirm: bool) -> None:
     """Check the arrangements at the declared workloads, one at each in turn; to confirm, the extremes too.
 
-    Rows of every extreme are checked at one workload of each kind of rows, since a kernel may have a way for each kind.
-    Where rows depend on each other, only two extremes are checked.
+    Rows of every extreme are checked at one workload of each kind of rows, because a kernel may treat each kind
+    differently. Where rows depend on each other, only two extremes are checked.
     """
     names = inspector.rng.sample(op.arrangements, len(op.arrangements))
     if confirm:
@@ -317,7 +318,7 @@ def _beyond(inspector: Inspector, kernel: Kernel, op: Op, passed: Evaluation) ->
 
 
 def _largest_resources(programs: list[Program]) -> tuple[Resources, ...]:
-    """Return, for each entry, the most that it needs on any workload."""
+    """Return, for each entry, the largest resources that it needs on any workload."""
     largest: dict[str, Resources] = {}
     for program in programs:
         for own in program.resources:

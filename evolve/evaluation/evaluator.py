@@ -43,7 +43,10 @@ class Evaluator:
         return found
 
     def baselines_at_hand(self, op: Op, workload: Workload) -> Baselines:
-        """Return the baselines' times, or eager PyTorch's alone if the others are deferred: `lacking` then says so."""
+        """Return the baselines' times, or eager PyTorch's alone if the others are deferred.
+
+        `lacking` then has the workload.
+        """
         if not self.defers or self.known(op, workload):
             return self.baselines_for(op, workload)
         self.lacking.append(workload.key)

@@ -69,7 +69,7 @@ def distributions(op: Op) -> tuple[str, ...]:
 def blind_spots(
     op: Op, workload: Workload, seed: int, torch_device: str, *, quick: bool = False
 ) -> tuple[BlindSpot, ...]:
-    """Return what an evaluation at this workload would get wrong; `quick` tries only what evaluations draw.
+    """Return the faults that an evaluation at this workload would miss; `quick` tries only what evaluations draw.
 
     A corruption may pass by chance, for example if a number has few bits to lose. It counts only if it passes
     again with two other seeds, and then, on any values, with most of some more.
@@ -123,9 +123,9 @@ def _spots(op: Op, workload: Workload, seed: int, torch_device: str, *, quick: b
 
 
 def _lost(op: Op, workload: Workload, seed: int, torch_device: str, values: str) -> Iterator[BlindSpot]:
-    """Yield a blind spot if inputs that have lost what is extreme about them give a result that passes.
+    """Yield a blind spot if inputs without their extreme values give a result that passes.
 
-    It counts only if the loss changes the result visibly, and where evaluations judge this extreme.
+    It counts only if this changes the result visibly, and only where evaluations judge this extreme.
     """
     cause = NAN_IN_WEIGHTS if values in op.counted_nan else values
     words, lose = LOSSES.get(cause, ("indices clipped", clipped_indices) if values in op.arranged else ("", None))
@@ -257,7 +257,7 @@ def _material(known: Truth, index: int, group: RowGroup, spoiled: torch.Tensor) 
 
 
 def _visible(values: torch.Tensor, size: float) -> torch.Tensor:
-    """Return by how much each element must change to be found wrong; `size` is the output's root mean square."""
+    """Return the change of each element that must be found wrong; `size` is the output's root mean square."""
     unit = torch.finfo(values.dtype).eps / 2
     return VISIBLE_SHARE * size + VISIBLE_ROUNDINGS * unit * values.double().abs()
 

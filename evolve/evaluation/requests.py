@@ -36,7 +36,7 @@ class PreparationRequest:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Report that a preparation has ended. Whether it has helped shows when the baseline is timed."""
+    """Report that a preparation has ended. The later timing of the baseline shows whether it helped."""
 
 
 @dataclass(frozen=True)

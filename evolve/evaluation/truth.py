@@ -180,7 +180,7 @@ class Truth:
 
     @cached_property
     def repeated_errors(self) -> tuple[torch.Tensor, ...]:
-        """Root mean square of the error that PyTorch makes of each result on inputs near these.
+        """Root mean square of PyTorch's error of each result on inputs near these.
 
         Zero if there is not enough memory.
         """
@@ -201,10 +201,10 @@ class Truth:
 
     @cached_property
     def usual_errors(self) -> dict[tuple[int, RowGroup], float]:
-        """Root mean square error over other draws: PyTorch's beyond its roundings, or float32's if that is larger.
+        """Root mean square error over other draws: the larger of PyTorch's error beyond its roundings and float32's.
 
-        An upper estimate: the mean of a few squares lies below the true mean in half of all evaluations, by half of it
-        at times. Contains only groups of few results; empty if there is not enough memory.
+        This is an upper estimate: in half of all evaluations the mean of a few squares is below the true mean, in some
+        only half of it. Contains only groups of few results; empty if there is not enough memory.
         """
         groups = [(index, group) for index in range(len(self.expected)) for group in self.groups(index)]
         squares: dict[tuple[int, RowGroup], list[torch.Tensor]] = {
@@ -290,7 +290,7 @@ def of_more_bits(values: torch.Tensor) -> torch.Tensor:
 
 
 def _differ(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Return where two results differ by more than another order of additions explains."""
+    """Return where two results differ by more than another order of additions can explain."""
     if not some.is_floating_point():
         return some != others
     near = (some - others).abs() <= SAME * torch.maximum(some.abs(), others.abs())

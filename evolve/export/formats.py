@@ -10,7 +10,7 @@ from collections.abc import Mapping
 VERSION = "0.1.0"
 FOLDER, WHEEL, HUB = "folder", "wheel", "hf"
 FORMATS = (FOLDER, WHEEL, HUB)
-VARIANT = "build/torch-universal"  # of kernels that need nothing but Python and PyTorch
+VARIANT = "build/torch-universal"  # for kernels that need only Python and PyTorch
 Files = Mapping[str, str | bytes]
 
 METADATA = """\
@@ -76,7 +76,7 @@ def _wheel(name: str, files: Files) -> bytes:
     whole = io.BytesIO()
     with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as archive:
         for path, content in inside.items():
-            entry = zipfile.ZipInfo(path)  # of 1980, so that no time is in the file
+            entry = zipfile.ZipInfo(path)  # a date in 1980, so that the file does not depend on the time
             entry.external_attr = 0o644 << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, content)

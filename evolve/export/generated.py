@@ -1,4 +1,4 @@
-"""Python modules of an exported package that are generated: its functions, its layers, and what names them.
+"""Generated Python modules of an exported package: its functions, its layers, and the modules that list them.
 
 As in `texts.py`, every value in a template is a checked name or a result of `literal` or `prose`.
 """
@@ -235,7 +235,7 @@ def pure(exported: Exported) -> str:
 
 
 def init(exported: Exported) -> str:
-    """Return the package's `__init__.py`, which imports nothing but names what there is."""
+    """Return the package's `__init__.py`, which imports nothing, but lists the package's names."""
     modules = "".join(f"{literal(one)}, " for one in MODULES)
     return INIT.format(modules=modules.rstrip(), exported=_all(exported), content=CONTENT)
 

@@ -150,11 +150,10 @@ def _sources(
 
 @contextmanager
 def _compilers(wanted: Iterable[tuple[str, str]], watch: Watch) -> Iterator[Image]:
-    """Begin to compile these texts, for their architectures, in processes of their own, as NVRTC takes no advantage of
-    threads. Yield what returns the cubin of a text, and waits for it.
+    """Compile these texts for their architectures in separate processes: NVRTC gains little from threads.
 
-    What the cache on disk holds is not compiled again. A few texts are compiled in this process, because
-    others would take as long to start.
+    Yield a function that waits for the cubin of a text and returns it. Cubins in the cache on disk are not compiled
+    again. A few texts are compiled in this process, because others would take as long to start.
     """
     new = [one for one in dict.fromkeys(wanted) if cubins.remembered(*one) is None]
     try:
@@ -187,7 +186,7 @@ def _compilers(wanted: Iterable[tuple[str, str]], watch: Watch) -> Iterator[Imag
 
 
 def _end_with_the_export() -> None:
-    """Let Ctrl-C be handled by the export, and let this process end if the export is killed."""
+    """Leave Ctrl-C to the export's process, and end this process if the export is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

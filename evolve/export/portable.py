@@ -97,7 +97,7 @@ def _check_sizes(exported: Op, op: Op, workload: Workload) -> None:
 
 
 def _check_outputs(exported: Op, op: Op, workload: Workload) -> None:
-    """Check that the op returns what it declares at this workload, or where it needs values at a small one."""
+    """Check that the op returns its declared outputs at this workload, or at a small one if it needs values."""
     try:
         try:
             check_outputs(exported, workload, _metas(op, workload))

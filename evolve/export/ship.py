@@ -32,7 +32,7 @@ def ship(store: Store, op: str, folder: Path, *, part: str = "", trust_merged: b
     """Write an op's champions into a folder of shipped kernels, and return them for each GPU with `part` in its name.
 
     Champions are chosen among what the folder holds and the archive's own confirmed verdicts, of which the newer one on
-    a kernel counts. The texts of kernels that are no longer champions stay, their times do not.
+    a kernel counts. The texts of kernels that are no longer champions are kept, but not their times.
     """
     merged = set() if trust_merged else {one.evaluation_id for one in store.find(Merged, op)}
     own = [
@@ -101,7 +101,7 @@ def _file_of(kernel: Kernel, files: dict[str, Kernel]) -> str:
 
 
 def _name(kernel: Kernel, taken: Collection[str]) -> str:
-    """Return a file name that tells the kernel's idea."""
+    """Return a file name that describes the kernel's idea."""
     words = [word for word in re.findall(r"[a-z0-9]+", kernel.plan.note.lower()) if word not in SKIPPED_WORDS]
     said = ""
     for word in words:

@@ -1,4 +1,4 @@
-"""Verification: champions are checked and timed again on the device at hand, and compared with what was known of them.
+"""Verification: checks and times champions again on this device, and compares the results with the known ones.
 
 The new verdicts are archived like any other, so only a kernel that wins here remains a champion here.
 """
@@ -29,12 +29,12 @@ from evolve.selection.sharing import Share
 from evolve.selection.view import OpView
 from reference_ops.op import Op
 
-NOT_HERE = (Outcome.UNSUPPORTED, Outcome.ILLEGAL)  # outcomes that another device may not give
+NOT_HERE = (Outcome.UNSUPPORTED, Outcome.ILLEGAL)  # outcomes that may not occur on another device
 SLOWER = 1.05  # a time this many times the upper end of the old interval is a regression
 
 
 class Status(StrEnum):
-    """What became of a workload's champion."""
+    """The result for a workload's champion."""
 
     WINS = "wins"  # it beats PyTorch on this device
     PYTORCH = "PyTorch"  # PyTorch is as fast here, so it is not used; it was not known to win on this device
@@ -58,7 +58,7 @@ class Known:
     device: str  # name
     measurement: Measurement
     won: bool
-    here: bool  # measured on a device with the same key as the one at hand
+    here: bool  # measured on a device with the same key as this one
 
 
 @dataclass(frozen=True)

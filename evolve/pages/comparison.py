@@ -25,7 +25,7 @@ class TimePair:
 
     @property
     def ratio(self) -> float | None:
-        """How many times as fast as the first kernel the second one is."""
+        """The speedup of the second kernel over the first one."""
         return self.a.median_us / self.b.median_us if self.a and self.b else None
 
     @property
@@ -114,7 +114,7 @@ def _side(store: Store, run: Run, past: budget.History, basis: Basis) -> RunSide
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """A kernel that leads on some device, and how fast it is on each device: its mean over the workloads."""
+    """A kernel that leads on some device, with its mean ratio over the workloads on each device."""
 
     kernel_id: str
     means: tuple[float | None, ...]

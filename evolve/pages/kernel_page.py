@@ -1,4 +1,4 @@
-"""A kernel's page: its text, plan, parents, every measurement, what was checked, and what was asked for it."""
+"""A kernel's page: its text, plan, parents, measurements, checks, and the question that it answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ ANCESTORS_SHOWN = 20
 
 @dataclass(frozen=True)
 class Checked:
-    """The checks of one output with one kind of values: how many, and the one nearest to its tolerance."""
+    """The checks of one output with one kind of values: their number, and the one nearest to its tolerance."""
 
     output: str
     values: str
@@ -44,7 +44,7 @@ class Profiled:
 
 @dataclass(frozen=True)
 class Judged:
-    """One evaluation with what its times are compared with."""
+    """One evaluation, and the times with which its times are compared."""
 
     evaluation: Evaluation
     basis: Basis

@@ -60,7 +60,7 @@ def family_of(store: Store, now: Standing) -> Family:
 
 
 def ancestry(store: Store, kernel_id: str, most: int) -> tuple[list[str], bool]:
-    """Return the chain of a kernel's first parents, and whether it is longer than what is returned."""
+    """Return the chain of a kernel's first parents, and whether it was cut off."""
     found, cut = _with_ancestors(store, [kernel_id], most + 1)
     return [one for one in found if one != kernel_id], cut
 

@@ -82,7 +82,7 @@ def _leading(view: OpPage, most: int) -> list[str]:
 
 
 def _comparisons(store: Store, views: Sequence[OpPage], shown: Collection[str]) -> dict[str, Drawn]:
-    """Return what draws each comparison by its addresses: kernels with the fittest, runs with the newest, devices."""
+    """Return functions that draw comparisons, by addresses: kernels with the fittest, runs with the newest, devices."""
     found: dict[str, Drawn] = {}
     for view in views:
         op = view.standing.op
@@ -114,7 +114,7 @@ def _devices(store: Store, op: str, renderer: Renderer, named: str) -> Iterator[
 
 
 def _op_page(renderer: Renderer, view: OpPage, kernels: int) -> Page:
-    """Return an op's page, which says of how many kernels and runs the file has pages."""
+    """Return an op's page, which says how many kernels and runs have pages in the file."""
     now, address = view.standing, addresses.op_page(view.standing.op, view.standing.device.key)
     held = []
     if kernels < now.judged:

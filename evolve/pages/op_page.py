@@ -14,7 +14,7 @@ from evolve.report.best_so_far import Moment, moments
 from evolve.report.standing import Standing, devices, places_of, standing
 from evolve.report.words import one_line
 
-REASONS_READ = 400  # newest failures of each outcome that are read for their reasons
+REASONS_READ = 400  # newest failures of each outcome whose reasons are read
 REASONS_SHOWN = 4
 AXES = ("evaluations", "tokens", "dollars")
 DOTS_DRAWN = 1_000  # most kernels in the plot of the best so far, beside those with which it rose

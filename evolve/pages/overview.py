@@ -33,7 +33,7 @@ class ChampionTime:
 
 @dataclass(frozen=True)
 class OpLine:
-    """What is known of one op on one device."""
+    """One op on one device: its champions and counts of outcomes."""
 
     op: str
     family: str
@@ -111,7 +111,7 @@ class Overview:
 
     @property
     def title(self) -> str:
-        """What the page shows; without an archive of the user's own, that is what ships."""
+        """Name of the archive; without an archive of the user, of the shipped one."""
         return "Kernels that ship with evolve" if self.archive == IN_MEMORY else f"Kernels in {self.archive}"
 
     @property

@@ -277,7 +277,7 @@ def document(page: Page, *, style: Markup, script: Markup, live: bool, policy: s
 
 
 def static(name: str) -> str:
-    """Return one of our own files that pages need."""
+    """Return a static file that pages need."""
     return (resources.files("evolve.pages") / "static" / name).read_text(encoding="utf-8")
 
 

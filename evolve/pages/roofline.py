@@ -1,4 +1,4 @@
-"""Points of an op's roofline: the work and the traffic of each workload, and what its champion achieves of it."""
+"""Points of an op's roofline: the work and the traffic of each workload, and the rate that its champion achieves."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ from reference_ops.op import Op, Workload
 
 @dataclass(frozen=True)
 class Work:
-    """What a workload asks of a device."""
+    """The work of a workload on a device."""
 
     flops: int
     least_bytes: int  # that must be moved
@@ -28,7 +28,7 @@ class Work:
     unit: str  # what does the arithmetic
 
 
-WorkOf = Callable[[str, DeviceInfo], Mapping[str, Work]]  # of an op on a device, by workload
+WorkOf = Callable[[str, DeviceInfo], Mapping[str, Work]]  # work of an op on a device, by workload
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class RooflinePoint:
 
     @property
     def share(self) -> float:
-        """The share of what the roof allows at this intensity."""
+        """The share of the roof at this intensity."""
         return self.achieved / min(self.peak, self.intensity * self.bandwidth)
 
 
@@ -101,7 +101,10 @@ class WorkAside:
         return self.known.get((op, device), {})
 
     def read(self, wanted: Iterable[Wanted]) -> None:
-        """Read what is not known yet. What cannot be read counts as unknown, so that pages lack a roofline only."""
+        """Read the work that is not known yet.
+
+        Work that cannot be read counts as unknown, and pages then lack only the roofline.
+        """
         with self.reading:
             missing = [one for one in dict.fromkeys(wanted) if one not in self.known]
             if missing:
@@ -122,7 +125,7 @@ def _read(wanted: list[Wanted]) -> list[Mapping[str, Work]]:
 
 
 def main() -> None:
-    """Answer for the ops and devices on standard input."""
+    """Print the work of the ops and devices on standard input."""
     wanted: list[tuple[str, dict[str, Any]]] = json.load(sys.stdin)
     works = [work_of(op, plain.record(DeviceInfo, device)) for op, device in wanted]
     print(json.dumps([{key: asdict(work) for key, work in of_op.items()} for of_op in works]))

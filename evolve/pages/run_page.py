@@ -23,7 +23,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True)
 class Spending:
-    """What a run spent on one model with one operator, and what came of it."""
+    """The cost of a run's requests to one model with one operator, and their results."""
 
     proposer: str
     operator: str

@@ -48,24 +48,24 @@ HEADERS = {
 }
 STATIC = {"style.css": "text/css", "pages.js": "text/javascript"}
 POLL_SECONDS, QUIET_SECONDS = 0.5, 15.0
-PATIENCE = 10  # pages are announced as changed at most this many times as rarely as they take to make
+PATIENCE = 10  # least time between two announcements of changed pages, as a multiple of the time to make them
 KEPT = 64  # pages
 
 Stamp = tuple[tuple[int, int], ...]
 
 
 class Answering(Protocol):
-    """What makes the pages of an archive."""
+    """Makes the pages of an archive."""
 
     def page(self, store: SqliteStore, words: tuple[str, ...]) -> Page | str:
         """Return the page with this address, or plain text to save; raises Absent or Moved."""
 
     def prepare(self, store: SqliteStore) -> None:
-        """Do beforehand what the first pages would wait for."""
+        """Load in advance what the first pages need."""
 
 
 def stamp(archive: Path) -> Stamp:
-    """Return what changes whenever the archive is written: the times and sizes of its file and its log."""
+    """Return a value that changes whenever the archive is written: the times and sizes of its file and its log."""
     found = []
     for path in (archive, archive.with_name(f"{archive.name}-wal")):
         try:
@@ -79,7 +79,7 @@ def stamp(archive: Path) -> Stamp:
 
 
 def opened(archive: Path) -> SqliteStore:
-    """Open an archive without the right to change it; before there is one, what ships with the package."""
+    """Open an archive read-only; if there is none yet, open the one that ships with the package."""
     return open_archive(archive, read_only=True) if archive.exists() else seeds.opened(IN_MEMORY)
 
 
@@ -152,7 +152,7 @@ def _hostname(host: str) -> str:
 
 
 def application(archive: Path, site: Answering, ending: Callable[[], bool] = lambda: False) -> ASGIApp:
-    """Return the server's application for one archive. Events end as soon as `ending` tells that the server does."""
+    """Return the server's application for one archive. Events end as soon as `ending` says that the server ends."""
     pages = Pages(archive, site)
 
     async def page(request: Request) -> Response:
@@ -217,7 +217,7 @@ def listening(port: int) -> socket.socket:
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((HOST, port))
-        found.listen()  # a browser that comes before the server is ready waits
+        found.listen()  # a browser that connects before the server is ready waits
     except OSError as error:
         found.close()
         raise UserError(

@@ -8,7 +8,7 @@ from markupsafe import Markup, escape
 
 from archive.characters import escaped
 
-WIDTH, HEIGHT = 520, 250  # a phone shows it at two thirds of this size
+WIDTH, HEIGHT = 520, 250  # width; a phone shows it at two thirds of this size
 LEFT, RIGHT, TOP, BOTTOM = 52, 26, 26, 40  # margins
 COLORS = 6  # classes c0 to c5 of the style sheet
 DOTS_SHOWN = 1_500  # most dots that a plot draws
@@ -51,7 +51,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar, with the words that stand behind it."""
+    """One bar, with the words after it."""
 
     value: float
     words: str

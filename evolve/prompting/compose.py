@@ -111,7 +111,7 @@ class Priority(IntEnum):
     LESSONS = 2
     PROFILES = 3
     SECOND_PARENT = 4
-    REFERENCE = 5  # from here on, sections are never left out, only shortened if they are too long themselves
+    REFERENCE = 5  # sections after this are never left out, only shortened if they are too long
     PARENT = 6
     NEEDED = 7
 

@@ -240,7 +240,7 @@ AT = {
 
 
 def hint(evaluation: Evaluation) -> str:
-    """Return what the outcome means, and what can be learned from the check inputs that it occurred on."""
+    """Return what the outcome means, and what follows from the check inputs on which it occurred."""
     hints = [HINTS.get(evaluation.outcome, "")]
     if evaluation.outcome is Outcome.WRONG:
         if (match := AT_VALUES.search(evaluation.log)) and match.group(1) in AT:

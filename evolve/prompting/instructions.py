@@ -1,4 +1,4 @@
-"""Instructions beyond C++ that kernels may use, by architecture, with an example of each that an op can need.
+"""Instructions beyond C++ that kernels may use, by architecture, with examples of those that an op can need.
 
 A test compiles every example, so that each is valid as it stands.
 """
@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-IN_THE_KERNEL = "// in the kernel:\n"  # what stands before it in an example are helpers
+IN_THE_KERNEL = "// in the kernel:\n"  # the lines before it in an example are helpers
 STREAM, PRODUCT = "stream", "product"  # what instructions are for: moving data, or matrix products
 
 
@@ -21,7 +21,7 @@ class InstructionFamily:
     words: str
     example: str
     only: str = ""  # the only architecture that has it
-    plan: str = ""  # what the example needs in the plan, and of which the entry takes `parameter`
+    plan: str = ""  # lines that the example needs in the plan; the entry takes `parameter`
     parameter: str = ""
 
     def on(self, arch: str) -> bool:
@@ -42,7 +42,7 @@ def instructions_section(arch: str, *, products: bool, streams: bool) -> str:
 
 
 def _also(arch: str, uses: list[str]) -> Iterator[str]:
-    """Yield one line about what the architecture has beside the examples shown."""
+    """Yield one line about the instructions of the architecture that have no example."""
     named = [one.name for one in INSTRUCTIONS if one.on(arch) and one.use not in uses]
     if named:
         yield f"Allowed too: {', '.join(named)}."

@@ -49,7 +49,7 @@ def kernel_section(title: str, candidate: Candidate, op: Op, characters: int, mo
 
 
 def _in_flight(traits: Traits) -> str:
-    """Return the occupancy, and how many bytes are in flight if every resident thread has one load under way."""
+    """Return the occupancy, and the number of bytes in flight if every resident thread has one pending load."""
     flying = traits.occupancy * THREADS * traits.load_bytes
     return f"occupancy {traits.occupancy:.0%}: one load of each thread is {nbytes(flying)} in flight a multiprocessor"
 

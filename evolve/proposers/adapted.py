@@ -36,7 +36,7 @@ class Equivalent:
     parameters: Mapping[str, Number]
 
 
-_known: list[tuple[Op, list[Equivalent]]] = []  # what was found for each task, which takes half a second
+_known: list[tuple[Op, list[Equivalent]]] = []  # the equivalents of each task, which take half a second to find
 
 
 def kernels_for(task: Op, *, plain: bool = False) -> Iterator[Kernel]:
@@ -48,7 +48,7 @@ def kernels_for(task: Op, *, plain: bool = False) -> Iterator[Kernel]:
 
 
 def find_equivalents(task: Op) -> list[Equivalent]:
-    """Return the ops of the catalog that compute the same as the task. They are looked for once."""
+    """Return the ops of the catalog that compute the same as the task. The search is done once per task."""
     found = next((same for known, same in _known if known is task), None)
     if found is None:
         found = equivalents(task)
@@ -81,7 +81,7 @@ def _first_equal(
 
 
 def _matches(task: Op, op: Op) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
-    """Yield the ways in which the op's tensors and dims can stand for the task's."""
+    """Yield the possible assignments of the op's tensors and dims to the task's."""
     if op.derived or len(op.inputs) != len(task.inputs) or len(op.outputs) < len(task.outputs):
         return
     pairs = [*zip(op.inputs, task.inputs, strict=True), *zip(op.outputs, task.outputs, strict=False)]
@@ -96,7 +96,7 @@ def _matches(task: Op, op: Op) -> Iterator[tuple[dict[str, str], dict[str, str]]
 
 
 def _joined(own: TensorSpec, other: TensorSpec, style: str, dims: dict[str, str]) -> bool:
-    """Add to `dims` what each of the op's dims is; return whether that agrees with what is known."""
+    """Add the task's product for each of the op's dims to `dims`; return whether it agrees with earlier entries."""
     extra = len(other.dims) - len(own.dims)
     if extra < 0 or (extra and not own.dims):
         return False
@@ -151,7 +151,7 @@ def product_of(text: str, sizes: Mapping[str, int]) -> int:
 
 
 def adapted(kernel: Kernel, task: Op, same: Equivalent) -> Kernel | None:
-    """Return the kernel with the task's names, or None if names, types or dtypes stand in the way."""
+    """Return the kernel with the task's names, or None if names, types or dtypes prevent that."""
     floats = {name: value for name, value in same.parameters.items() if isinstance(value, float)}
     renamed = {old: new for old, new in same.tensors.items() if old != new}
     theirs = {spec.name for spec in (*task.inputs, *task.outputs)}

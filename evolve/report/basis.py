@@ -29,7 +29,7 @@ class Basis:
         return self.first_us is None
 
     def ratio(self, timed: Measurement | Timing) -> float | None:
-        """Return how many times as fast as the basis a kernel is; None where no first kernel is known."""
+        """Return a kernel's speedup over the basis; None where no first kernel is known."""
         if self.first_us is None:
             return timed.speedup
         first = self.first_us.get(timed.workload)

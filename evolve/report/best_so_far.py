@@ -1,4 +1,4 @@
-"""How the best kernel of an op improved: after how many evaluations, tokens and dollars, and as a small curve."""
+"""Improvement of an op's best kernel, by evaluations, tokens and dollars, and as a small curve."""
 
 import math
 from array import array
@@ -21,7 +21,7 @@ Curve = tuple[tuple[float, float], ...]  # the number of evaluations or proposal
 
 @dataclass(frozen=True)
 class Moment:
-    """A kernel that passed: what had been spent by then, its ratio to the basis, and the best so far."""
+    """A kernel that passed: the cost by then, its ratio to the basis, and the best so far."""
 
     kernel_id: str
     spent: tuple[float, float, float]  # evaluations, tokens and dollars

@@ -1,4 +1,4 @@
-"""`evaluate --explain`: what was checked on a kernel, with which figures, and why it passed or failed."""
+"""`evaluate --explain`: the checks of a kernel with their figures, and why it passed or failed."""
 
 from collections.abc import Iterator, Sequence
 
@@ -95,7 +95,7 @@ def _failure(verdict: Evaluation) -> Iterator[RenderableType]:
 
 
 def _about(step: EvaluationStep, verdict: Evaluation, width: int) -> Iterator[RenderableType]:
-    """Yield what a step tests, and its results for this kernel."""
+    """Yield a description of a step, and its results for this kernel."""
     match step:
         case EvaluationStep.COMPILING:
             yield from _compiling(verdict)

@@ -1,4 +1,4 @@
-"""Steps of an evaluation, what each outcome means, and how inputs are drawn, in words."""
+"""Descriptions of an evaluation's steps, of each outcome, and of how inputs are drawn."""
 
 import re
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Facts: what the tables show, as plain values for --json."""
+"""Facts: the content of the tables as plain values for --json."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -33,7 +33,7 @@ def of_standing(standing: Standing) -> Facts:
 
 
 def of_unmeasured(op: str, kernels: Sequence[Kernel]) -> Facts:
-    """Return what is known of an op that no device has evaluated, with the keys of a standing."""
+    """Return the facts on an op that no device has evaluated, with the keys of a standing."""
     return {
         "op": op, "device": None, "champions": [], "population": [], "outcomes": {}, "pending": 0,
         "replies_without_kernel": 0, "kernels": [of_kernel(kernel) for kernel in kernels],

@@ -16,7 +16,7 @@ NARROW = 70  # columns, below which the reason is shown beside the id alone
 
 
 def reasons(failures: Iterable[str]) -> list[tuple[int, str]]:
-    """Return how often each kind of failure occurred, most frequent first, with the newest words of each kind."""
+    """Return the number of failures of each kind, most frequent first, with the newest message of each kind."""
     found: dict[str, tuple[int, str]] = {}
     for failure in failures:
         number, _ = found.get(kind_of(failure), (0, ""))

@@ -1,4 +1,4 @@
-"""Figures of the README: a table and one picture of what the shipped champions reach, drawn from shipped measurements.
+"""Figures of the README: a table and a picture of the shipped champions' results, made from shipped measurements.
 
 Everything here is text. The same measurements give the same text, so that a check can compare them.
 """
@@ -35,7 +35,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class FamilyFigures:
-    """What the champions of one family of ops reach on one GPU."""
+    """The results of the champions of one family of ops on one GPU."""
 
     family: str
     ops: int
@@ -72,7 +72,10 @@ class DeviceFigures:
 
 
 def of_devices(ops: Iterable[Listed], shipped: Mapping[str, Sequence[MeasuredKernel]]) -> list[DeviceFigures]:
-    """Return the figures of each GPU, the one with the most workloads first; `shipped` holds what ships of each op."""
+    """Return the figures of each GPU, the one with the most workloads first.
+
+    `shipped` holds each op's shipped measurements.
+    """
     listed = {op.name: op for op in ops}
     by_device: dict[str, dict[str, list[MeasuredKernel]]] = defaultdict(lambda: defaultdict(list))
     for name, found in shipped.items():
@@ -113,7 +116,7 @@ def _toolchain(device: DeviceInfo) -> str:
 
 
 def _champions(op: Listed, found: Sequence[MeasuredKernel]) -> list[Measurement]:
-    """Return the champions' times at the op's workloads of today."""
+    """Return the champions' times at the op's current workloads."""
     winners = population.leaders(one.evaluation for one in found)
     return [population.champion(w, evaluation).measurement for w, evaluation in winners.items() if w in op.gpu]
 

@@ -1,4 +1,4 @@
-"""What the champions of an op reach on a device, and what is left to gain: the geometric means over its workloads."""
+"""Gains: what an op's champions reach on a device, and what is left to gain, as geometric means over its workloads."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,13 +24,13 @@ MEANS = (
     "light and speedup: geometric means over the workloads with a champion of its share of the speed of light, and of "
     "its speedup over the best of PyTorch"
 )
-REACHED = "reached, 1"  # names what the archive keeps; count up when it is made differently
+REACHED = "reached, 1"  # name of the archived values; increase its number when their computation changes
 FASTER_MEANS = f"faster: workloads on which it is faster, of all; {UNCONFIRMED}: a champion is not confirmed yet"
 
 
 @dataclass(frozen=True)
 class Reached:
-    """What the champions of one op reach on one device. Shares and speedups exist for GPU times only."""
+    """The results of the champions of one op on one device. Shares and speedups exist for GPU times only."""
 
     op: str
     device: DeviceInfo
@@ -60,7 +60,7 @@ class Reached:
 
 
 def reached_everywhere(store: SqliteStore, part: str = "", dtype: str = "") -> list[Reached]:
-    """Return what the champions of each op reach on each device with `part` in its key, most to gain first.
+    """Return the gains of each op on each device with `part` in its key, most to gain first.
 
     A `dtype` restricts this to workloads of that type.
     """
@@ -126,7 +126,7 @@ def reached_table(found: Sequence[Reached], width: int) -> Table:
 
 
 def footnote(table: Table) -> str:
-    """Return what the columns of the table mean, and its order."""
+    """Return a note on the table's columns and order."""
     shown = {str(column.header) for column in table.columns}
     return "; ".join([MEANS, *([FASTER_MEANS] if "faster" in shown else []), "most to gain first"])
 

@@ -79,7 +79,7 @@ def held_out_words(confirmed: Confirmed) -> str:
 
 
 def sanitizer_words(evaluation: Evaluation) -> tuple[str, str]:
-    """Return the results of compute-sanitizer's tools for a confirmed kernel, and the style to print them in."""
+    """Return the results of compute-sanitizer's tools for a confirmed kernel, and the style in which to print them."""
     sanitized = evaluation.confirmed.sanitized if evaluation.confirmed else ()
     if not sanitized:
         policy = policy_of(evaluation.device.kind)
@@ -92,7 +92,7 @@ def sanitizer_words(evaluation: Evaluation) -> tuple[str, str]:
 
 
 def audit(evaluation: Evaluation) -> Iterator[RenderableType]:
-    """Yield a list of what was and was not checked if a speedup exceeds 10x, and nothing otherwise."""
+    """Yield a list of the checks that were and were not made if a speedup exceeds 10x, and nothing otherwise."""
     comparable = evaluation.passed and known_basis(evaluation.device.kind).is_pytorch
     high = [m for m in evaluation.measurements if m.speedup > AUDIT_SPEEDUP] if comparable else []
     if not high:
@@ -152,7 +152,7 @@ def kernel_details(
     children: list[Proposal],
     width: int,
 ) -> Iterator[RenderableType]:
-    """Yield the text of a kernel, its proposals, children and evaluations, each with what its times are compared to."""
+    """Yield the text of a kernel, its proposals and children, and its evaluations with their basis of comparison."""
     yield Text.assemble((kernel.id, "bold"), f"  {kernel.op}")
     yield Text()
     yield Syntax(kernel.text.rstrip("\n"), "cuda", theme=THEME, background_color="default", word_wrap=False)

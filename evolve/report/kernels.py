@@ -24,7 +24,7 @@ SORTS = ("best", "mean", "when", "op", "outcome", "proposer")
 
 @dataclass(frozen=True)
 class KernelFilter:
-    """What a kernel must be to be listed. Empty fields leave everything open."""
+    """Filter of listed kernels. Empty fields do not filter."""
 
     device: str = ""  # a part of the device's key
     dtype: str = ""
@@ -104,7 +104,7 @@ def _of(store: Store, op: str, device: DeviceInfo, choice: KernelFilter) -> Iter
 def _verdicts_and_proposals(
     store: Store, op: str, device: DeviceInfo, choice: KernelFilter, *, pending: bool
 ) -> tuple[Sequence[EvaluationSummary], Mapping[str, ProposalSummary]]:
-    """Return verdicts in force and the first proposals of their kernels: all that may be chosen, and few others."""
+    """Return current verdicts and the first proposals of their kernels: all that may be chosen, and few others."""
     outcomes = choice.outcomes
     if len(outcomes) == 1 and not pending:
         verdicts = store.find(EvaluationSummary, op, device=device.key, in_force=True, outcome=outcomes[0])
@@ -119,7 +119,7 @@ def _verdicts_and_proposals(
 
 
 def _lists_pending(store: Store, device: DeviceInfo, choice: KernelFilter) -> bool:
-    """Return whether to list kernels without a verdict: if they are asked for, or if the run is on this device."""
+    """Return whether to list kernels without a verdict: if they are requested, or if the run is on this device."""
     if choice.outcome:
         return PENDING.startswith(choice.outcome)
     return any(run.device == device.key for run in store.find(Run, ids=[choice.run] if choice.run else []))

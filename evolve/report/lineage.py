@@ -1,4 +1,4 @@
-"""Lineage of an op's kernels: which descends from which, and the tree that shows it."""
+"""Lineage of an op's kernels: their ancestors and descendants, and the tree that shows them."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -95,7 +95,7 @@ def roots_shown(lines: Lineage, *, everything: bool) -> list[str]:
 
 
 def left_out_words(lines: Lineage, root: str = "") -> str:
-    """Return what a tree of the population's ancestors leaves out, and how to see it."""
+    """Return a line on the kernels that a tree of the population's ancestors leaves out, and how to show them."""
     others = 0 if root else len(lines.roots) - len(roots_shown(lines, everything=False))
     whole = f"{counted(others, 'whole tree')} and " if others else ""
     return f"left out: {whole}branches without kernels that are alive; --all shows every kernel"

@@ -74,7 +74,7 @@ def one_line_text(*parts: str | tuple[str, str]) -> Text:
 
 
 def device_note(kind: str) -> str:
-    """Return what to print after a device's name if its times are not GPU times."""
+    """Return the text after a device's name if its times are not GPU times."""
     label = times_label(kind)
     return f" ({kind}: {label})" if label else ""
 
@@ -126,7 +126,7 @@ FIXED_LINES = 8  # header, budget, blank lines, headings, counts, the active ker
 
 @dataclass(frozen=True)
 class CampaignRow:
-    """What one op spent of the budget, and what it achieved."""
+    """The part of the budget that one op spent, and its results."""
 
     op: str
     spent: Spent
@@ -212,7 +212,7 @@ def multiple_of_light(headroom: float | None) -> str:
 
 
 MADE_SHOWN = 60
-QUIET_SECONDS = 60.0  # after this long without a line, one with the counts is printed
+QUIET_SECONDS = 60.0  # seconds without a line after which one with the counts is printed
 
 
 class EventLog:

@@ -263,7 +263,7 @@ def headroom_table(found: Sequence[OpSummary], width: int) -> Table:
 
 
 def footnotes(found: Sequence[OpSummary], device: DeviceInfo | None) -> list[tuple[str, str]]:
-    """Return lines on what the columns mean and how to measure missing values, with their styles."""
+    """Return lines on the meaning of the columns and on how to measure missing values, with their styles."""
     lines = [("kernels: number shipped with evolve. OP can also be the path of a Python file.", "dim")]
     if device is None:
         hint = "`evolve ops --measure` on a machine with a GPU measures PyTorch's share of the speed of light."
@@ -311,5 +311,5 @@ def _dtypes(one: OpSummary) -> str:
 
 
 def known(found: Sequence[OpSummary]) -> bool:
-    """Return whether there are figures to show."""
+    """Return whether any figures can be shown."""
     return any(one.pytorch or one.champion for one in found)

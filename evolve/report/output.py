@@ -1,4 +1,4 @@
-"""Output other than tables on the screen: CSV for spreadsheets, and a pager for what is longer than the screen."""
+"""Output other than tables on the screen: CSV for spreadsheets, and a pager for long text."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ from archive.characters import escaped
 
 EVERYTHING = 10_000  # columns; a table of this width leaves nothing out
 DECORATED = re.compile(r"\$?[\d,]+(\.\d+)?x?")  # numbers such as $0.05, 1,234 and 1.50x
-FORMULA = ("=", "+", "@", "-", "\t")  # a spreadsheet would run text that begins so
+FORMULA = ("=", "+", "@", "-", "\t")  # a spreadsheet would run text that begins with these
 PAGER, LESS = "less", "FRX"  # F: not if it fits the screen; R: colours; X: the text stays on the screen
 
 
@@ -51,7 +51,7 @@ def _is_number(text: str) -> bool:
 
 @contextmanager
 def paged(output: Console) -> Iterator[None]:
-    """Show what is printed meanwhile in a pager if it does not fit the screen of a terminal.
+    """Show text that is printed in the body in a pager if it does not fit the screen of a terminal.
 
     The pager is $PAGER, or `less`. If PAGER is empty, there is no pager.
     """

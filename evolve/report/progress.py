@@ -28,7 +28,7 @@ from evolve.report.words import clock, counted, dollars, one_line, short
 from evolve.selection.population import Champion, champions
 
 FAILURES_KEPT = 6
-PATIENCE = 10  # the standing is read again after this many times the duration of the last reading
+PATIENCE = 10  # time between two readings of the standing, as a multiple of the duration of the last one
 RATE_SECONDS = 30.0  # the window over which evaluations per second are counted
 
 
@@ -72,7 +72,7 @@ class Phases:
         if not phase:
             self.done(kernel_id)
             return
-        if self._now.get(kernel_id, "").startswith(RIGHT):  # what follows is about its baselines
+        if self._now.get(kernel_id, "").startswith(RIGHT):  # later phases are about its baselines
             return
         self._now[kernel_id] = SAME_PHASE.get(phase, phase)
         if phase.startswith(RIGHT) and self.found:
@@ -100,8 +100,8 @@ class Phases:
 class Watcher:
     """An observer of a run: it notes events and reads the archive for the display. It is thread-safe.
 
-    `seen` is what the run itself sees of the archive, if that is not all of it. `only_run` is a run that uses no
-    kernels but its own.
+    `seen` is the part of the archive that the run itself sees, if that is not all of it. `only_run` is a run that uses
+    no kernels but its own.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Watcher:
             return self._evaluated(event) if isinstance(event, Evaluation) else self._note_proposal(event)
 
     def progress(self) -> Progress:
-        """Return what the display shows. In a long run, the standing in it may be a few seconds old."""
+        """Return the state that the display shows. In a long run, its standing may be a few seconds old."""
         with self._lock:
             patient = time.monotonic() < self._seen + PATIENCE * self._cost
             return Progress(
@@ -165,7 +165,7 @@ class Watcher:
             )
 
     def unread(self) -> tuple[tuple[int, str], ...]:
-        """Return how many requests of this run gave no kernel, by reason, most frequent first."""
+        """Return the number of this run's requests that gave no kernel, by reason, most frequent first."""
         with self._lock:
             return tuple(reasons(self._unread))
 
@@ -226,7 +226,7 @@ LEAST_BAR = 10  # minimum width of the bar, in columns
 
 
 def nearest(limits: Budget, spent: Spent) -> tuple[str, float | None]:
-    """Return how much is spent of the limit that is closest to being reached, in words and as a share."""
+    """Return the spent part of the limit that is closest to being reached, in words and as a share."""
     found = budget.nearest(limits, spent)
     if found is None:
         return clock(spent.seconds), None
@@ -242,7 +242,7 @@ def nearest(limits: Budget, spent: Spent) -> tuple[str, float | None]:
 
 @dataclass(frozen=True)
 class BudgetMeter:
-    """A meter of how much of a budget is spent."""
+    """A meter of the spent part of a budget."""
 
     started: float  # on the clock of time.monotonic, like the deadline
     deadline: float = float("inf")
@@ -250,7 +250,7 @@ class BudgetMeter:
     before: Spent = field(default=Spent())  # the part of it that earlier legs spent
 
     def line(self, progress: Sequence[Progress], width: int) -> RenderableType:
-        """Return a bar for the limit that is closest to being reached, and what all ops have cost."""
+        """Return a bar for the limit that is closest to being reached, and the cost of all ops."""
         now = time.monotonic()
         spent = sum((part.spent for part in progress), self.before + Spent(seconds=now - self.started))
         words, share = nearest(self.budget, spent)

@@ -26,7 +26,7 @@ SHARES = (0.1, 0.25, 0.5, 1.0)
 
 @dataclass(frozen=True)
 class Sample:
-    """What a run had spent at one moment, and the quality of its best kernels at that moment."""
+    """The cost of a run up to one moment, and the quality of its best kernels at that moment."""
 
     spent: Spent
     # Geometric mean over the workloads of the best ratio to the basis, clipped at 1; None until a kernel has passed.

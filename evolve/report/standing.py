@@ -1,4 +1,4 @@
-"""The standing of an op on a device: its champions, its population and how many kernels there are of each kind."""
+"""The standing of an op on a device: its champions, its population and counts of its kernels by outcome."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from evolve.selection.population import Champion
 from evolve.selection.view import judged_on_gpus
 
 READ_AT_ONCE = 500  # kernels; the first few have usually passed on every workload
-PLACES = "places, 1"  # names what the archive keeps; count up when it is made differently
+PLACES = "places, 1"  # name of the archived values; increase its number when their computation changes
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Places:
-    """What follows from the verdicts on all kernels of an op on a device, which may be tens of thousands."""
+    """Results of the verdicts on all kernels of an op on a device, which may be tens of thousands."""
 
     leaders: Mapping[str, str]  # by workload, the id of the evaluation that wins there
     alive: Sequence[str]  # ids of the population's evaluations, fittest first
@@ -153,7 +153,10 @@ def _counts(
 
 
 def workloads_in_order(evaluations: Iterable[Evaluation]) -> list[str]:
-    """Return all workloads in the order of their op, which each evaluation keeps, also for those that it skipped."""
+    """Return all workloads in the order of their op.
+
+    Each evaluation keeps this order, also for workloads that it skipped.
+    """
     found: list[str] = []
     every = [
         keys
@@ -170,7 +173,7 @@ def workloads_in_order(evaluations: Iterable[Evaluation]) -> list[str]:
 
 
 def _not_waiting(store: Store, op: str, device: DeviceInfo) -> int:
-    """Return how many kernels have no verdict on this device and need none: judged on a GPU, or only shipped."""
+    """Return the number of kernels that need no verdict on this device: judged on a GPU, or only shipped."""
     elsewhere = judged_on_gpus(store, op, device)
     if elsewhere:
         elsewhere = elsewhere.difference(one.kernel_id for one in store.find(Judged, op, device=device.key))
@@ -189,7 +192,7 @@ def standings(store: ArchiveFile, op: str = "", device: str = "") -> list[Standi
 
 
 def _kept_places(store: ArchiveFile, op: str) -> list[tuple[DeviceInfo, Places]]:
-    """Return the places with the curve on each device, as the archive keeps them."""
+    """Return the places with the curve on each device, from the archive's cache if possible."""
 
     def read(kept: list[list[dict[str, Any]]]) -> list[tuple[DeviceInfo, Places]]:
         found = [(plain.record(DeviceInfo, info), plain.record(Places, places)) for info, places in kept]

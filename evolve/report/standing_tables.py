@@ -102,7 +102,7 @@ def print_next_steps(output: Console, standing: Standing, locator: str, given: s
 
 
 def print_commands(output: Console, steps: Sequence[tuple[str, str]]) -> None:
-    """Print what to do next: commands with their purposes beside them or, on a narrow terminal, above them."""
+    """Print the next commands, with their purposes beside them or, on a narrow terminal, above them."""
     if not steps:
         return
     longest = max(len(command) for command, _ in steps)
@@ -118,7 +118,7 @@ def print_commands(output: Console, steps: Sequence[tuple[str, str]]) -> None:
 
 
 def _place(won: int, workloads: int) -> str:
-    """Return what the champion that ranks first over all workloads has won."""
+    """Return a line on the workloads won by the champion that ranks first over all workloads."""
     if workloads == 1:
         return "the champion"
     if won == workloads:
@@ -222,7 +222,7 @@ def counts_line(standing: Standing) -> str:
 
 
 def footnotes(standing: Standing, workloads: Sequence[str] = (), shown: Collection[str] | None = None) -> str:
-    """Return what the columns of the champions table mean, and what all its rows have in common.
+    """Return a note on the columns of the champions table, and on what all its rows have in common.
 
     `shown` are the headings of the columns if a narrow terminal leaves some out.
     """
@@ -243,7 +243,7 @@ def footnotes(standing: Standing, workloads: Sequence[str] = (), shown: Collecti
 
 
 def origin(standing: Standing, kernel_id: str) -> str:
-    """Return the operator that produced a kernel, and what it changed."""
+    """Return the operator that produced a kernel, and the change that it made."""
     kernel, proposal = standing.kernels.get(kernel_id), standing.proposals.get(kernel_id)
     if kernel is None:
         return proposal.operator if proposal else "kernel"
@@ -258,7 +258,7 @@ def _champion_id(champion: Champion, standing: Standing) -> Text:
 
 
 def _emulated_cells(champion: Champion, standing: Standing) -> list[Text]:
-    """Return what is known of a kernel without a GPU: its verdict, launches, and the width of its loads."""
+    """Return the facts that are known without a GPU: a kernel's verdict, launches, and width of loads."""
     verdict = next((one for one in standing.population if one.kernel_id == champion.kernel_id), None)
     traits, ratio = verdict.traits if verdict else None, standing.basis.ratio(champion.measurement)
     loads = str(traits.load_bytes) if traits else "-"

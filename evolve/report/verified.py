@@ -1,4 +1,4 @@
-"""What a verification found: a table of then and now, its summary, and plain values for --json."""
+"""Results of a verification: a table of old and new times, its summary, and plain values for --json."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ def reasons(rows: Sequence[Row]) -> list[str]:
 
 
 def summary(rows: Sequence[Row], device: DeviceInfo) -> Text:
-    """Return how many workloads or kernels have each result."""
+    """Return the number of workloads or kernels with each result."""
     counts = Counter(row.status for row in rows)
     what = "workload" if policy_of(device.kind).times_are_gpu_times else "kernel"
     said = listed([f"{counts[status]} {_meaning(status)}" for status in Status if counts[status]])
@@ -68,7 +68,7 @@ def summary(rows: Sequence[Row], device: DeviceInfo) -> Text:
 
 
 def verification_facts(rows: Sequence[Row], device: DeviceInfo) -> dict[str, Any]:
-    """Return what was found as plain values."""
+    """Return the results as plain values."""
     counts = Counter(row.status for row in rows)
     return {
         "device": device.key,

@@ -45,7 +45,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def _piped_width() -> int:
-    """Return the width of the terminal that the other streams are connected to, in which a pager shows the output."""
+    """Return the width of the terminal of the other streams, in which a pager shows the output."""
     for stream in (sys.__stderr__, sys.__stdin__):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             return os.get_terminal_size(stream.fileno()).columns or PIPED_WIDTH  # type: ignore[union-attr]
@@ -79,7 +79,7 @@ def say(output: Console, text: str, style: str = "", *, begin: str = "", indent:
 
 
 def say_command(output: Console, begin: str, command: str, style: str = "") -> None:
-    """Print a command to copy: behind its beginning or, where a terminal would break it, on lines of its own."""
+    """Print a command to copy: after its introduction or, where a terminal would break it, on separate lines."""
     line = f"{begin} {command}"
     if output.is_terminal and cell_len(line) > output.width:
         line = f"{begin}\n{command_lines(command, output.width)}"
@@ -138,7 +138,7 @@ def times(ratio: float | None) -> str:
 
 
 def times_label(kind: str) -> str:
-    """Return what kind of times the device measures, such as `CPU times`; empty for GPU times."""
+    """Return the kind of times that the device measures, such as `CPU times`; empty for GPU times."""
     policy = policy_of(kind)
     return "" if policy.times_are_gpu_times else policy.times
 
@@ -186,7 +186,7 @@ def listed(words: Sequence[str]) -> str:
 
 
 def hanging(begin: Text, text: str, width: int, indent: int = 0) -> list[Text]:
-    """Return the text behind its beginning, on lines that break only between words.
+    """Return the text after its introduction, on lines that break only between words.
 
     Paths stay whole, and so do commands in backticks that fit on a line.
     """
@@ -200,7 +200,7 @@ def hanging(begin: Text, text: str, width: int, indent: int = 0) -> list[Text]:
     lines = [line.replace(KEPT_SPACE, " ") for line in first.wrap(_with_whole_commands(text, width - indent))]
     lines = lines or [begin.plain]
     word = lines[0][len(begin.plain) :]
-    if len(lines[0]) > width >= SHORT_INDENT + len(word):  # a long path has room on a line of its own only
+    if len(lines[0]) > width >= SHORT_INDENT + len(word):  # a long path has room only on a separate line
         return [Text.assemble(begin), Text(" " * SHORT_INDENT + word), *map(Text, lines[1:])]
     return [Text.assemble(begin, lines[0][len(begin.plain) :]), *map(Text, lines[1:])]
 
@@ -215,7 +215,7 @@ def _with_whole_commands(text: str, most: int) -> str:
 
 
 def typed(*words: str) -> str:
-    """Return words as a person would type them in a shell: quoted, and with paths below the working directory short."""
+    """Return words as typed in a shell: quoted, and with paths below the working directory relative."""
     here = f"{Path.cwd()}/"
     return shlex.join(word.removeprefix(here).replace(f"@{here}", "@") for word in words)
 

@@ -1,4 +1,4 @@
-"""Detection of kernels that repeat another one: by their text before compiling, by their machine code after it."""
+"""Detection of duplicate kernels: by their text before compiling, by their machine code after it."""
 
 import ast
 import re
@@ -81,7 +81,7 @@ def likeness(kernel: Kernel) -> str:
     return content_id([_plan(plan, _words(source), entries), _code(source, _types(plan), kept, tuple(entries.items()))])
 
 
-# The settings of one design share their source, and what follows from it.
+# The settings of one design share their source, and everything derived from it.
 @lru_cache(maxsize=1_000)
 def _code(source: str, ours: frozenset[str], kept: frozenset[str], entries: Sequence[tuple[str, str]]) -> str:
     """Return a hash of the source without its names, except those of the plan."""
@@ -96,7 +96,7 @@ def _words(source: str) -> frozenset[str]:
 
 
 def _plan(plan: Plan, words: frozenset[str], entries: Mapping[str, str]) -> list[object]:
-    """Return what a plan means, regardless of how it is written."""
+    """Return the meaning of a plan, regardless of how it is written."""
     meant: list[object] = [
         plan.op,
         _plain(plan.when),

@@ -134,7 +134,7 @@ class TriedKernels:
     def oldest_first(
         self, families: Mapping[str, str], told: Callable[[str], EvaluationSummary | None]
     ) -> Sequence[Tried]:
-        """Return these kernels, by their families, for which `told` knows what to tell of them."""
+        """Return these kernels by their families, with the facts from `told`."""
         if self._found is None:
             known = [found for kernel_id in families if (found := told(kernel_id))]
             known.sort(key=lambda verdict: (verdict.created, verdict.number))
@@ -148,7 +148,7 @@ class TriedKernels:
         family: str,
         told: Callable[[EvaluationSummary], EvaluationSummary | None],
     ) -> None:
-        """Add what `told` tells of a verdict, if the kernels have been read before."""
+        """Add the facts from `told` on a verdict, if the kernels have been read before."""
         if self._found is None or not (found := told(verdict)):
             return
         if self._found and self._found[-1].evaluation.created > found.created:

@@ -123,7 +123,7 @@ class Lessons:
         return family in self._sound
 
     def sentences(self, *, timed: bool = True) -> tuple[str, ...]:
-        """Return the most important sentences first: what helped, the best knobs, what harmed, why kernels fail, ...
+        """Return the most important sentences first: gains, the best knobs, losses, causes of failures and others.
 
         Without `timed`, those from times are left out: a gain on the emulator says nothing about a GPU.
         """
@@ -288,7 +288,7 @@ def reason_in(log: str) -> str:
 
 
 def shortened(log: str) -> str:
-    """Return the beginning of a log that gives the same reason, as far as that is told in little time."""
+    """Return the beginning of a log that gives the same reason, if it can be found in little time."""
     first, _, others = log.partition("\n")
     kept = first if others and reason_in(first) else log
     head = kept[: MAX_REASON + 20]

@@ -1,4 +1,4 @@
-"""The population of an op on a device: pure functions for which kernels survive, win workloads and become parents."""
+"""The population of an op on a device: pure functions that choose survivors, champions and parents."""
 
 import heapq
 import math
@@ -92,8 +92,8 @@ def survivors(evaluations: Sequence[E], keep: int = KEEP) -> tuple[E, ...]:
 class Ranking(Generic[E]):
     """A ranking of kernels by the geometric mean of their times over all workloads; the best of them are alive.
 
-    A workload that the kernel does not accept counts with the slowest time there, so refusing work never pays.
-    Kernels that accept the same workloads keep their relative order when others are added.
+    A workload that the kernel does not accept counts with the slowest time there, so refusing workloads never improves
+    the rank. Kernels that accept the same workloads keep their relative order when others are added.
     """
 
     def __init__(self) -> None:
@@ -260,7 +260,7 @@ MANY_LAUNCHES = 3
 
 
 class Niche(NamedTuple):
-    """A coarse description of how a kernel works. Kernels in the same niche work in much the same way."""
+    """A coarse description of how a kernel works. Kernels in the same niche work similarly."""
 
     load_bytes: int
     registers: int  # index into REGISTER_CLASSES

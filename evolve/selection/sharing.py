@@ -22,11 +22,11 @@ class Share:
 
     def __init__(self, claims: Claims | None = None, heard: Callable[[str, str], None] | None = None) -> None:
         self.claims, self._heard = claims, heard or (lambda _key, _reason: None)
-        self._met = set[str]()  # kernels that others were working on when this run came to them
+        self._met = set[str]()  # kernels that others were working on when this run needed them
 
     @property
     def met(self) -> bool:
-        """Whether the run came to kernels of other runs since it last waited for these."""
+        """Whether the run needed kernels of other runs since it last waited for these."""
         return bool(self._met)
 
     def free(self, view: OpView, kernels: Iterable[str]) -> list[str]:
@@ -44,7 +44,7 @@ class Share:
         return False
 
     def judged(self, view: OpView, evaluations: Iterable[Evaluation]) -> Iterator[Evaluation]:
-        """Yield the evaluations with the name of the run. A claim ends when the next one is asked for."""
+        """Yield the evaluations with the name of the run. A claim ends when the next evaluation is requested."""
         for evaluation in evaluations:
             yield replace(evaluation, run=view.scope.run) if self.claims else evaluation
             if self.claims:
@@ -69,7 +69,7 @@ class Share:
             own.add(kernel_id)
 
     def others_work(self, view: OpView, deadline: float = float("inf")) -> bool:
-        """Wait while other runs work on kernels that this run came to; return whether there were any."""
+        """Wait while other runs work on kernels that this run needs; return whether there were any."""
         met = frozenset(self._met)
         self._met.clear()
         first = self._claimed(view, met)

@@ -25,7 +25,7 @@ class OpView:
     """An op on a device as archived. Every method sees all records that any process has appended up to then.
 
     A kernel counts if the scope includes it; verdicts on other kernels are used only to find duplicates. A kernel that
-    only ships with the package counts once it has a verdict on the device, or is asked for.
+    only ships with the package counts once it has a verdict on the device, or is requested.
     """
 
     def __init__(self, store: Store, op: str, device: DeviceInfo, scope: Scope = EVERYTHING) -> None:
@@ -82,7 +82,7 @@ class OpView:
         return sorted(self._repairs, key=lambda proposal: (proposal.created, proposal.number))
 
     def used(self) -> Counter[str]:
-        """Return how often each kernel was a parent."""
+        """Return the number of times that each kernel was a parent."""
         self._refresh()
         return self._used
 
@@ -109,7 +109,7 @@ class OpView:
         self._unheard = []
         return self._past
 
-    # What remains to be done.
+    # Data for the next steps.
 
     def ask_for(self, kernels: Iterable[str]) -> None:
         """Count these kernels as pending, also shipped ones, and on other devices what GPUs have evaluated."""
@@ -120,8 +120,8 @@ class OpView:
     def pending(self, *, every: bool = False) -> list[str]:
         """Return the kernels that count and have no verdict on the device, oldest first.
 
-        Without `every`, a device without GPU times leaves out what a GPU has judged, unless it was asked for or the run
-        itself has proposed it.
+        Without `every`, a device without GPU times leaves out kernels that a GPU has judged, unless they were requested
+        or the run itself has proposed them.
         """
         self._refresh()
         elsewhere = frozenset[str]() if every or not self._waiting else self._judged_on_gpus()
@@ -138,7 +138,7 @@ class OpView:
         return self._elsewhere
 
     def unconfirmed(self) -> list[Kernel]:
-        """Return the champions that are not confirmed, or only elsewhere: in another archive, or before the package."""
+        """Return the champions that are not confirmed here: only in another archive, in the package, or not at all."""
         in_force = {leader.kernel_id: leader.confirmed for leader in self.leaders().values()}
         leading = list(in_force)
         confirmed = self.store.find(
@@ -289,7 +289,7 @@ class OpView:
             self._take_verdict(verdict)
 
     def _new_verdicts(self) -> list[EvaluationSummary]:
-        """Return the new verdicts, oldest first, each with as much of its log as tells the reason."""
+        """Return the new verdicts, oldest first, each with the part of its log that tells the reason."""
         found: list[EvaluationSummary] = []
         while new := self.store.find(
             EvaluationSummary, self.op, device=self.device.key, after=self._read[2], oldest=READ_AT_ONCE
@@ -393,7 +393,7 @@ class OpView:
 
 
 def judged_on_gpus(store: Store, op: str, device: DeviceInfo) -> frozenset[str]:
-    """Return the kernels that GPUs have judged, for a device whose own verdicts say less; none for a GPU."""
+    """Return the kernels that GPUs have judged, for a device without GPU times; none for a GPU."""
     if policy_of(device.kind).times_are_gpu_times:
         return frozenset()
     keys = [key for key in store.count(EvaluationSummary, "device", op) if policy_of(kind_in(key)).times_are_gpu_times]

@@ -16,7 +16,7 @@ def decode_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths:
     scores = (wide(grouped) @ wide(k).mT) * q.shape[-1] ** -0.5
     cached = torch.arange(k.shape[2], device=k.device) < lengths[:, None, None, None]
     weights = torch.softmax(scores.masked_fill_(~cached, -torch.inf), -1)
-    values = wide(v).masked_fill(~cached.mT, 0)  # memory that no key has been written to may hold NaN
+    values = wide(v).masked_fill(~cached.mT, 0)  # memory without keys may hold NaN
     # The weights are rounded, as for tensor cores, and multiplied in float32, because cuBLAS might round partial sums.
     return (wide(weights.to(v.dtype)) @ values).to(v.dtype).flatten(1, 2)
 
@@ -46,7 +46,7 @@ def full_lengths(inputs: Tensors, _: torch.Generator, known: Mapping[str, int]) 
 
 
 def stale_cache(inputs: Tensors, _: torch.Generator, known: Mapping[str, int]) -> None:
-    """Fill the cache with NaN behind each sequence's length, as memory that no key has been written to."""
+    """Fill the cache with NaN after each sequence's length, like memory without keys."""
     behind = torch.arange(known["keys"], device=inputs["k"].device) >= inputs["lengths"][:, None]
     for name in ("k", "v"):
         inputs[name].masked_fill_(behind[:, None, :, None], torch.nan)

@@ -93,7 +93,7 @@ def added_up(dims: Mapping[str, int]) -> int:
     """Return the number of terms in a thread's sum, for the tolerance.
 
     Losses of 2^26 elements differ by only 2e-4 between seeds. With a tolerance above a fortieth of that, half of the
-    elements could be left out. The value is twice the error of 4096 blocks that add their parts as they finish.
+    elements could be left out. The tolerance is twice the error of 4096 blocks that add their parts as they finish.
     """
     return dims["n"] if dims["n"] <= ONE_BLOCK else MANY_BLOCKS
 

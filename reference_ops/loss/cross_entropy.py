@@ -32,7 +32,7 @@ def as_called(
         even = log_probs.mean(-1).where(kept, 0).sum() / kept.sum()
         loss = (1 - label_smoothing) * loss - label_smoothing * even
     at = targets.where(kept, 0).unsqueeze(1)
-    # Costs nothing, while logsumexp would read all logits again, but is NaN where the target's logit is infinite.
+    # This costs nothing, while logsumexp would read all logits again, but is NaN where the target's logit is infinite.
     lse = logits.gather(1, at) - log_probs.gather(1, at)
     return loss, lse.squeeze(1)
 
@@ -165,10 +165,10 @@ backward = Op(
     values=COMMON,
     draw=draw_backward,
     arranged={**then(FORWARD, save_lse), **scaled(grad_loss=-1e-8)},
-    # With all of the target spread out, probabilities less equal shares are left: differences of almost equal numbers.
+    # With full label smoothing, gradients are probabilities minus equal shares: differences of almost equal numbers.
     valid=lambda known: 0 <= known["label_smoothing"] < 1,
     flops=lambda dims: 4 * dims["rows"] * dims["vocab"],
-    # The default factor suffices: everything is in float32 and rounded once. There is no float16: divided by so many
+    # The default factor suffices: everything is in float32 and rounded once. float16 is left out: divided by so many
     # rows, most gradients would be below its smallest number.
 )
 ops = (forward, backward)

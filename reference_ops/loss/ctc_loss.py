@@ -107,7 +107,7 @@ def full_lengths(inputs: Tensors, _: torch.Generator, known: Mapping[str, int]) 
 
 
 def too_few_frames(inputs: Tensors, _: torch.Generator, __: Mapping[str, int]) -> None:
-    """Give every other sample one frame less than its labels, but at least one, and all of them equal labels.
+    """Give every other sample one frame less than its labels, but at least one, and all samples equal labels.
 
     A target that does not fit into its frames is impossible: the loss is infinite.
     """

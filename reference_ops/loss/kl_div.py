@@ -37,7 +37,7 @@ def draw_backward(inputs: Tensors, generator: torch.Generator) -> None:
 
 
 def zeros(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
-    """Set a third of the target to zero, as of distributions over few classes."""
+    """Set a third of the target to zero, as in distributions over few classes."""
     some = torch.empty_like(inputs["target"], dtype=torch.bool).bernoulli_(1 / 3, generator=generator)
     inputs["target"].masked_fill_(some, 0)
 

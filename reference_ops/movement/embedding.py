@@ -27,7 +27,7 @@ def backward_as_called(grad_out: torch.Tensor, indices: torch.Tensor, vocab: int
 
 
 def draw_repeats(indices: torch.Tensor, count: int, generator: torch.Generator) -> None:
-    """Draw indices below `count`: the lowest occurs about sqrt(count) / 2 times as often as the middle ones."""
+    """Draw indices below `count`. The lowest occurs about sqrt(count) / 2 times as often as a middle one."""
     chance = torch.empty(indices.shape, device=indices.device).uniform_(generator=generator)
     indices.copy_(chance.square_().mul_(count)).clamp_(max=count - 1)
 

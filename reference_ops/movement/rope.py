@@ -17,7 +17,7 @@ def rope_backward(grad_out: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) 
 
 
 def draw(inputs: Tensors, generator: torch.Generator) -> None:
-    """Draw the angles of consecutive positions that start anywhere."""
+    """Draw the angles of consecutive positions from a random start."""
     cos, sin = inputs["cos"], inputs["sin"]
     start = torch.empty(1, device=cos.device).uniform_(0, LONGEST, generator=generator).floor_()
     positions = start + torch.arange(cos.shape[0], device=cos.device)

@@ -1,4 +1,4 @@
-"""Rotary position embedding in models' own layout, the heads of a token together, with angles of whole heads.
+"""Rotary position embedding in the layout of models: the heads of a token together, with angles of whole heads.
 
 This is `x * cos + rotate_half(x) * sin`, as Hugging Face's models write it.
 """
@@ -22,7 +22,7 @@ def rotary_embedding_backward(grad_out: torch.Tensor, cos: torch.Tensor, sin: to
 
 
 def draw(inputs: Tensors, generator: torch.Generator) -> None:
-    """Draw the angles of consecutive positions that start anywhere; the two halves differ, as they may."""
+    """Draw the angles of consecutive positions from a random start; the two halves may differ."""
     cos, sin = inputs["cos"], inputs["sin"]
     start = torch.empty(1, device=cos.device).uniform_(0, LONGEST, generator=generator).floor_()
     positions = start + torch.arange(cos.shape[0], device=cos.device)

@@ -29,7 +29,8 @@ def rms_norm_silu_backward(
     return grad_x.to(x.dtype), grad_z.to(x.dtype), (grad * normed).sum(0).to(x.dtype)
 
 
-# The product of two heavy tails makes one element dominate a row, so that its gradient is a difference of equals.
+# The product of two heavy tails makes one element dominate a row, so that its gradient is a difference of almost equal
+# numbers.
 LIGHT = tuple(name for name in COMMON if name != "heavy_tail")
 EMULATED = ({"rows": 32, "cols": 256}, {"rows": 12, "cols": 1024}, {"rows": 3, "cols": 2080})
 GPU = (

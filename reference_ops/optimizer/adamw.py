@@ -81,7 +81,7 @@ op = Op(
         # weight_decay few digits. Up to a half, 1 - lr * weight_decay has all the digits of its terms.
         and known["lr"] * known["weight_decay"] <= 1 / 2
     ),
-    # Two moments of three operations, a root, two divisions of four each, two products and a difference.
+    # Two moments with three operations each, a root, two divisions with four each, two products and a difference.
     flops=lambda dims: 22 * dims["n"],
     # The default factor suffices: PyTorch rounds every intermediate result to float32, and a kernel need not do worse.
 )

@@ -37,14 +37,14 @@ op = Op(
         ),
         *rotated("bfloat16 float16", {"n": 40_009}, {"n": 90_001}, max_norm=600.0),
     ),
-    # No "tiny", whose squares underflow in a kernel, while PyTorch does not square a single element. Each row is one
-    # element here, so "constant" gives normal numbers.
+    # "tiny" is left out: its squares underflow in a kernel, while PyTorch does not square a single element. Each row is
+    # one element here, so "constant" gives normal numbers.
     values=tuple(name for name in OF_PRODUCTS if name not in ("tiny", "constant")),
     by_rows=False,  # every value is scaled by the norm of all
     arranged=nan_at_the_end("grad"),
     valid=lambda known: known["max_norm"] >= 0,
     flops=lambda dims: 3 * dims["n"],
-    # All elements share the error of one norm: three or four roundings, each of which may be exact in PyTorch. No
-    # `sums`: thousands of threads sum, so that no thread sums many terms.
+    # All elements share the error of one norm: three or four roundings, each of which may be exact in PyTorch. `sums`
+    # is not set: thousands of threads sum, so that no thread sums many terms.
     tolerance=Tolerance(factor=3.0),
 )  # fmt: skip

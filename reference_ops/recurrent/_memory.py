@@ -1,5 +1,4 @@
-"""Inputs for which some units keep their state over long sequences and others do not, to detect kernels that cut
-sequences into pieces."""
+"""Inputs with which some units keep their state for long, to detect kernels that cut sequences into pieces."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""Shared code of the recurrent ops: how weights are drawn, and float32 products as precise as cuDNN's."""
+"""Shared code of the recurrent ops: draws weights, and computes float32 products as precisely as cuDNN."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +21,7 @@ OF_GRADIENTS = ("uniform",)
 
 
 def draw(inputs: Tensors, generator: torch.Generator) -> None:
-    """Draw weights as PyTorch initialises them and states as in networks, whatever distribution x is drawn from.
+    """Draw weights as PyTorch initialises them and states as in networks, whatever the distribution of x.
 
     With larger weights sequences are chaotic. The gradients of the last states are as large as those of a step: larger
     ones fade step by step and would hide the gradients of other steps.

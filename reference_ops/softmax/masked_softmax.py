@@ -19,7 +19,7 @@ def masked_softmax_backward(
 
 
 def masked_as_called(grad_out: torch.Tensor, out: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
-    """Call what autograd calls: a hidden key has no gradient, even in a row that is hidden altogether and so is NaN."""
+    """Call autograd's functions: a hidden key has no gradient, even in a row of NaN without visible keys."""
     return backward_as_called(grad_out, out).masked_fill(mask.unsqueeze(1), 0.0) * scale
 
 
@@ -41,7 +41,10 @@ def draw_saved(inputs: Tensors, generator: torch.Generator) -> None:
 
 
 def leave_out(inputs: Tensors) -> None:
-    """Make `out` a softmax of the visible keys. Of several, no probability is near 1, where only rounding is left."""
+    """Make `out` a softmax of the visible keys.
+
+    If a row has several keys, no probability is near 1, where only rounding is left.
+    """
     scores = inputs["out"].clamp(min=-100, max=4).masked_fill(inputs["mask"].unsqueeze(1), -torch.inf)
     inputs["out"].copy_(torch.softmax(scores, dim=-1))
 

@@ -5,7 +5,7 @@ import torch
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
 
-# What all gradients of a row have in common cancels and leaves only rounding, so no "shifted" and no "constant".
+# The common part of a row's gradients cancels and leaves only rounding, so "shifted" and "constant" are left out.
 # "tiny" gradients times a probability are below float16's smallest number.
 OF_GRADIENTS = (*(name for name in COMMON if name not in ("shifted", "constant", "tiny")), "masked")
 
@@ -25,9 +25,10 @@ def backward_as_called(grad_out: torch.Tensor, out: torch.Tensor) -> torch.Tenso
 
 
 def as_forward_left(inputs: Tensors, _: torch.Generator) -> None:
-    """Make `out` a softmax. No probability is near 1, where the gradient is a difference of equals, and only rounding.
+    """Make `out` a softmax.
 
-    Where logits were -inf, `out` is 0, and the gradient stays finite.
+    No probability is near 1, where the gradient is a difference of equal numbers, and only rounding is left. Where
+    logits were -inf, `out` is 0, and the gradient stays finite.
     """
     inputs["out"].copy_(torch.softmax(inputs["out"].clamp(max=4), dim=-1))
     inputs["grad_out"].masked_fill_(inputs["grad_out"].isinf(), 0.0)

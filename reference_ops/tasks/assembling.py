@@ -184,7 +184,7 @@ def _can_be_set(sizes: Sizes, names: _Names) -> bool:
 
 
 def _columns(rows: Sequence[Mapping[str, int]]) -> dict[str, tuple[int, ...]]:
-    """Return for each name its values in all rows, or nothing if they do not differ."""
+    """Return for each name its values in all rows; names whose values do not differ are left out."""
     columns = {name: tuple(row[name] for row in rows) for name in rows[0]}
     return {name: values if len(set(values)) > 1 else () for name, values in columns.items()}
 

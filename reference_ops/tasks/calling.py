@@ -1,6 +1,6 @@
 """Calls of a task's module or function with all its tensors as arguments, of shapes that need not be known before.
 
-Exported packages contain a copy of this module, so it imports nothing but PyTorch and `Op`.
+Exported packages contain a copy of this module, so it imports only PyTorch and `Op`.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ META = "meta"  # PyTorch's device for tensors that have a shape and a dtype, but
 
 
 class OnDevice(TorchFunctionMode):
-    """A mode that creates tensors on this device, even where the task names another one."""
+    """A mode that creates tensors on this device, even where the task names another device."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class OnDevice(TorchFunctionMode):
 
 
 def skeleton(make: Callable[[], nn.Module]) -> tuple[nn.Module, list[str]]:
-    """Return the module on the meta device, without values, and the random layers switched off in it, in words."""
+    """Return the module on the meta device, without values, and a description of its disabled random layers."""
     try:
         with torch.no_grad(), seeded("cpu"), OnDevice(META):
             model = make()
@@ -63,10 +63,10 @@ def skeleton(make: Callable[[], nn.Module]) -> tuple[nn.Module, list[str]]:
 
 
 def make_deterministic(model: nn.Module) -> list[str]:
-    """Make outputs depend on inputs, parameters and buffers alone; return the layers switched off, in words.
+    """Make outputs depend only on inputs, parameters and buffers.
 
-    Running statistics are removed, because in training mode no output depends on them. Tensors that are plain
-    attributes become buffers, so that the caller can supply them.
+    Return a description of the layers that were switched off. Running statistics are removed, because in training mode
+    no output depends on them. Tensors that are plain attributes become buffers, so that the caller can supply them.
     """
     switched_off = []
     for name, part in model.named_modules():
@@ -150,7 +150,7 @@ def in_order(function: Callable[..., Any], outputs: Sequence[str]) -> Callable[.
 
 @dataclass(frozen=True)
 class Call:
-    """A module, and what a call of it consists of: a function of its inputs and weights, in this order."""
+    """A module, and the parts of a call of it: a function of its inputs and weights, in this order."""
 
     module: nn.Module
     arguments: tuple[tuple[str, Any], ...]  # of the forward, in order; values of tensors and parameters are replaced

@@ -24,8 +24,8 @@ class _Statement:
 def excerpt(text: str, names: Sequence[str]) -> str:
     """Return the excerpt as the file has it, without the decorator `@evolve.op(...)` of these names.
 
-    A statement that changes an object of the excerpt in place, such as `TABLE[0] = 1`, belongs to it. What is below
-    `if __name__ == "__main__"` does not.
+    A statement that changes an object of the excerpt in place, such as `TABLE[0] = 1`, belongs to it. Statements below
+    `if __name__ == "__main__"` do not.
     """
     tree, dropped = ast.parse(text), set[int]()
     for node in tree.body:

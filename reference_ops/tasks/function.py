@@ -165,7 +165,10 @@ class Resized:
 
 
 def resized(examples: Sequence[Traced]) -> Resized:
-    """Find other sizes of a function. With examples of several shapes, only what differs between them changes."""
+    """Find other sizes of a function.
+
+    With examples of several shapes, only the sizes that differ between them change.
+    """
     own = examples[0]
     names = _varied(examples) if len({_shapes(one) for one in examples}) > 1 else _changeable(own)
     known = [replace(one, case=_at(one, names, _sizes(one, names))) for one in examples]
@@ -221,7 +224,7 @@ def _changeable(own: Traced) -> dict[Place, str]:
         size = places[together[0]]
         for other in (size + 1, 2 * size):
             if left > 0:
-                with contextlib.suppress(Exception):  # at invalid sizes a function may raise anything
+                with contextlib.suppress(Exception):  # at invalid sizes a function may raise any exception
                     found = traced(_at(own, alone, {alone[place]: other for place in together}))
                     left -= found.steps
                     if alike(found, own):

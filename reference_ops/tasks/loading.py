@@ -94,7 +94,7 @@ def _is_decorated(tree: ast.Module) -> bool:
 
 
 class StandIn(ModuleType):
-    """Replaces a module as long as no other attributes than the given ones are used; then the module is imported."""
+    """Stand-in for a module, which has the given attributes. Access to any other attribute imports the module."""
 
     def __init__(self, name: str, attributes: Mapping[str, object], *, is_package: bool) -> None:
         super().__init__(name)
@@ -102,7 +102,8 @@ class StandIn(ModuleType):
         self._is_package = is_package
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and not (name == "__path__" and self._is_package):  # tools look at every module's
+        # tools read these attributes of every module
+        if name.startswith("__") and not (name == "__path__" and self._is_package):
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
@@ -159,7 +160,7 @@ def _yes(_value: Any) -> bool:
     return True
 
 
-# What PyTorch's functions on symbolic sizes return for numbers and truth values. Versions differ in which they use.
+# Results of PyTorch's functions on symbolic sizes for numbers and truth values. Versions of PyTorch use different ones.
 OF_NUMBERS: Mapping[str, Callable[..., Any]] = {
     "expect_true": bool, "guard_bool": bool, "guard_or_false": bool, "guard_or_true": bool,
     "guard_size_oblivious": bool, "statically_known_true": bool, "definitely_true": bool,

@@ -62,7 +62,7 @@ def _renamed(op: Op, own: Traced) -> Op:
 
 
 def _settings(config: Mapping[str, Any]) -> list[Settings]:
-    """Return the settings that the task is timed with, then the others. Shared settings override the rest."""
+    """Return the settings with which the task is timed, then the others. Shared settings override the rest."""
     found: list[Settings] = []
     for kind in ("single", "multi"):
         each = [config.get(f"{kind}_{part}_configs") or [{}] for part in ("init", "input", "shared")]

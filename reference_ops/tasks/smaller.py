@@ -39,7 +39,7 @@ class Tries:
             if len(self.known) >= MOST_TRIES or self.left <= 0:
                 return None
             self.known[key] = None
-            with contextlib.suppress(Exception):  # at invalid sizes a task may raise anything
+            with contextlib.suppress(Exception):  # at invalid sizes a task may raise any exception
                 found = traced(self.case_at(sizes))
                 self.left -= found.steps
                 self.known[key] = found if alike(found, self.own) else None
@@ -209,7 +209,7 @@ def tracer(case_at: Callable[[Mapping[str, int]], Case], own: Traced) -> At:
     """Return a function that traces a task at other sizes, and returns None where it does not accept them."""
 
     def at(sizes: Mapping[str, int]) -> Traced | None:
-        with contextlib.suppress(Exception):  # at invalid sizes a task may raise anything
+        with contextlib.suppress(Exception):  # at invalid sizes a task may raise any exception
             found = traced(case_at(sizes))
             return found if alike(found, own) else None
         return None

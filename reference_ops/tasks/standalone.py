@@ -48,7 +48,7 @@ CALL = """\
 
 @dataclass(frozen=True)
 class TaskOrigin:
-    """The source of a task: its function or its module's forward, and what a package must contain of its file."""
+    """The source of a task: its function or its module's forward, and the parts of its file that a package needs."""
 
     forward: Callable[..., Any]
     module: str  # the name under which the file was loaded

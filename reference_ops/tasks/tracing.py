@@ -57,7 +57,7 @@ class Traced:
     products: tuple[tuple[int, int, bool], ...]  # per matrix product: operations, elements, is a convolution
     structured: bool  # the forward selects triangles or diagonals
     steps: int
-    left_out: tuple[str, ...]  # random layers that were switched off, in words
+    left_out: tuple[str, ...]  # description of the random layers that were switched off
     drawn_inside: tuple[str, ...]  # names of the inputs that the forward draws itself
 
     @property

@@ -1,4 +1,4 @@
-"""Modes that a task is traced under: they compute no values, and record random draws and dependencies."""
+"""Modes for tracing a task: they compute no values, and record random draws and dependencies."""
 
 from collections.abc import Callable
 from typing import Any
@@ -101,7 +101,7 @@ class Forward(OnDevice):
 
 
 class Watch(TorchDispatchMode):
-    """A mode that records which tensors depend on which, which inputs are written to, and how many operations run."""
+    """A mode that records which tensors depend on which, which inputs are written to, and the number of operations."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

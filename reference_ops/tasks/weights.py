@@ -1,4 +1,4 @@
-"""Weights of a task: how they are drawn, and which of them have no influence on any output."""
+"""Weights of a task: draws them, and finds those without influence on any output."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -160,7 +160,7 @@ def _layer(name: str) -> str:
 
 
 def _influences(found: Traced) -> dict[str, float]:
-    """Return how far the outputs change with each weight, from one gradient in float64."""
+    """Return the influence of each weight on the outputs, from one gradient in float64."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad(), OnDevice("cpu"), seeded("cpu"):
         given = dict(zip((name for name, _ in found.arguments), found.case.inputs(), strict=False))

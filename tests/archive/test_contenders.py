@@ -1,4 +1,4 @@
-"""The contenders of an archive tell the same champions as all its verdicts do, however verdicts arrive."""
+"""The contenders of an archive give the same champions as all its verdicts, in whatever order verdicts arrive."""
 
 import random
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def told(store: SqliteStore, device: DeviceInfo, *, contending: bool) -> dict[st
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_contenders_tell_the_champions_after_every_verdict(tmp_path: Path, seed: int) -> None:
+def test_contenders_give_the_champions_after_every_verdict(tmp_path: Path, seed: int) -> None:
     store = open_archive(tmp_path / "a.db")
     for verdict in verdicts(seed):
         store.append(verdict)

@@ -68,7 +68,7 @@ def test_a_different_source_has_a_different_id() -> None:
     assert parse(changed("first() {}", "first() { }")).id != kernel().id
 
 
-def test_a_setting_has_one_id_however_it_was_reached() -> None:
+def test_a_setting_has_one_id_whatever_its_order_of_knobs() -> None:
     direct = kernel().with_knobs({"WARPS": 2})
     roundabout = kernel().with_knobs({"WARPS": 8}).with_knobs({"WARPS": 2})
     assert direct.id == roundabout.id
@@ -260,7 +260,7 @@ def test_any_note_is_read_from_the_text(note: str) -> None:
     assert Kernel(kernel.with_plan(replace(kernel.plan, note=note)).text).note == note
 
 
-def test_other_code_is_told_from_the_text() -> None:
+def test_other_code_is_recognised_in_the_text() -> None:
     assert not parse(TEXT).has_code_of(parse(TEXT + "__device__ int more;\n"))
 
 

@@ -1,4 +1,4 @@
-"""An archive whose file disappears while it is in use: nothing is lost, and the error says where everything is."""
+"""An archive whose file disappears while it is in use: nothing is lost, and the error says where the records are."""
 
 import shutil
 from pathlib import Path

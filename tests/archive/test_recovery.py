@@ -109,7 +109,7 @@ def test_the_damaged_file_is_not_changed_and_no_file_is_overwritten(tmp_path: Pa
         recover(source, tmp_path / "b.db")
 
 
-def test_a_file_of_which_nothing_can_be_read_is_an_error_and_makes_no_archive(tmp_path: Path) -> None:
+def test_a_file_without_readable_records_is_an_error_and_makes_no_archive(tmp_path: Path) -> None:
     (tmp_path / "a.db").write_text("no database" * 999)
     with pytest.raises(ArchiveError, match="nothing can be read"):
         recover(tmp_path / "a.db", tmp_path / "b.db")

@@ -1,4 +1,4 @@
-"""Seeds: what ships with the package is in every archive, beside what the archive holds."""
+"""Seeds: every archive includes the shipped kernels and verdicts beside its own records."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -77,7 +77,7 @@ def test_a_shipped_verdict_is_read_as_it_was_written(tmp_path: Path, monkeypatch
     assert (found.shipped, found.measurements[0].median_us) == (True, 20.05)
 
 
-def test_who_proposed_a_shipped_kernel_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_proposer_of_a_shipped_kernel_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ship(tmp_path / "s", monkeypatch, BASE, found=[measured_kernel()])
     made = seeds.opened(tmp_path / "a.db").find(Proposal)[0]
     assert (made.operator, made.proposer, made.parents, made.created) == ("improve", "some-model", (OTHER.id,), 1000.0)
@@ -162,5 +162,5 @@ def test_a_broken_text_of_the_package_is_an_error_of_the_archive(
         seeds.opened(tmp_path / "a.db")
 
 
-def test_what_the_package_ships_can_be_read() -> None:
+def test_the_shipped_files_can_be_read() -> None:
     assert all(one.kernel.op == op for op in library.op_names() for one in seeds.measurements(op))

@@ -162,7 +162,7 @@ def test_a_merge_is_the_union_and_merging_again_adds_nothing(store: SqliteStore,
     assert {verdict.device.kind for verdict in store.find(Evaluation)} == {"cuda", "emulated"}
 
 
-def test_a_merge_reads_only_what_is_new(store: SqliteStore, tmp_path: Path) -> None:
+def test_a_merge_reads_only_new_records(store: SqliteStore, tmp_path: Path) -> None:
     other, known, new = open_archive(tmp_path / "other.db"), passed(kernel(1).id, a=1.0), passed(kernel(2).id, a=1.0)
     store.append(proposal(kernel(1)), known)
     other.append(proposal(kernel(1)), known, proposal(kernel(2)), new)
@@ -187,7 +187,7 @@ def test_our_own_verdict_that_comes_back_with_a_merge_stays_our_own(store: Sqlit
     assert store.find(Merged) == []
 
 
-def test_a_reader_sees_what_a_writer_adds_meanwhile_and_cannot_write(store: SqliteStore) -> None:
+def test_a_reader_sees_records_that_a_writer_adds_and_cannot_write(store: SqliteStore) -> None:
     reader = open_archive(store.path, read_only=True)
     store.append(proposal(kernel(1)))
     assert reader.find(Kernel) == [kernel(1)]
@@ -304,7 +304,7 @@ def judged_kernels(store: SqliteStore, made: list[str], op: str = "softmax") -> 
     return store.derived("number of verdicts", op, count, int)
 
 
-def test_what_is_derived_of_an_op_is_made_anew_only_after_a_record_of_this_op_was_added(store: SqliteStore) -> None:
+def test_a_derived_value_is_made_anew_only_after_a_record_of_its_op_was_added(store: SqliteStore) -> None:
     made: list[str] = []
     run = Run("r", "softmax", GPU.key, "offline", 7, 1.0)
     for record in (
@@ -322,7 +322,7 @@ def test_what_is_derived_of_an_op_is_made_anew_only_after_a_record_of_this_op_wa
     assert (judged_kernels(store, made), made) == (2, [])
 
 
-def test_what_is_derived_is_made_anew_after_a_merge(store: SqliteStore, tmp_path: Path) -> None:
+def test_a_derived_value_is_made_anew_after_a_merge(store: SqliteStore, tmp_path: Path) -> None:
     other, made = open_archive(tmp_path / "other.db"), list[str]()
     store.append(passed(kernel(1).id, a=3.5))
     other.append(passed(kernel(2).id, a=2.5))
@@ -331,7 +331,7 @@ def test_what_is_derived_is_made_anew_after_a_merge(store: SqliteStore, tmp_path
     assert (judged_kernels(store, made), len(made)) == (2, 2)
 
 
-def test_a_reader_keeps_what_it_derived_for_later_ones(tmp_path: Path) -> None:
+def test_a_reader_keeps_derived_values_for_later_readers(tmp_path: Path) -> None:
     open_archive(tmp_path / "a.db").append(passed(kernel(1).id, a=3.5))
     made: list[str] = []
     for _ in range(2):
@@ -341,7 +341,7 @@ def test_a_reader_keeps_what_it_derived_for_later_ones(tmp_path: Path) -> None:
     assert made == ["softmax"]
 
 
-def test_without_the_right_to_write_what_is_derived_is_made_each_time(tmp_path: Path) -> None:
+def test_without_the_right_to_write_a_derived_value_is_made_each_time(tmp_path: Path) -> None:
     open_archive(tmp_path / "a.db").append(passed(kernel(1).id, a=3.5))
     reader, made = open_archive(tmp_path / "a.db", read_only=True), list[str]()
     (tmp_path / "a.db").rename(tmp_path / "b.db")

@@ -1,4 +1,4 @@
-"""Benchmark of a large archive: time and memory that commands, pages and the rounds of a run take on it.
+"""Benchmark of a large archive: time and memory of commands, pages and rounds of a run.
 
 Run this file with Python. It fills an archive with 100,000 kernels and a million measurements through the store, unless
 the file exists already, and runs each command in a process of its own.
@@ -101,7 +101,7 @@ def main() -> None:
 
 
 def held(path: Path) -> str:
-    """Return how much an archive holds."""
+    """Return the numbers of an archive's records."""
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
         counts = [
             f"{connection.execute(f'SELECT count(*) FROM {table}').fetchone()[0]:,} {table}"
@@ -278,7 +278,7 @@ def commands(archive: Path) -> Iterator[Row]:
 
 
 def pages(archive: Path) -> Iterator[Row]:
-    """Make the pages that a browser asks for: each once, then after another kernel was judged, then unchanged."""
+    """Make the pages that a browser requests: each once, then after another kernel was judged, then unchanged."""
     store = open_archive(archive)
     first, second = _two_kernels(store)
     op = next(iter(SHARES))

@@ -2,8 +2,8 @@
 
     python tests/benchmarks/detection.py --rounds 10 [--device emulated] [--only special,scale] [--seconds 120]
 
-Each round draws new seeds and shapes. Kernels that only a confirmation finds are left out. After so many seconds no
-evaluation begins; the table counts what was evaluated. Kernels that run into a deadline come last.
+Each round draws new seeds and shapes. Kernels that only a confirmation finds are left out. After `--seconds` no
+evaluation begins; the table counts the finished ones. Kernels that run into a deadline come last.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def group_of(file: CheatFile) -> str:
 def evaluated(
     corpus: list[CheatFile], device: str, rounds: int, workers: int, until: float
 ) -> tuple[Counter[str], Counter[str]]:
-    """Return how often each kernel was evaluated, and refused; print every miss and every false alarm."""
+    """Return the numbers of evaluations and refusals of each kernel; print every miss and every false alarm."""
     by_id = {file.kernel.id: file for file in corpus if file.kernel}
     done, refused = Counter[str](), Counter[str]()
     compilers = 0 if device == "emulated" else min(MOST_COMPILERS, max(1, (os.cpu_count() or 1) - 2))

@@ -1,12 +1,12 @@
-"""Four models in plain torch, trained for 50 steps with each way into a package: losses, and the time of a step.
+"""Four models in plain torch, trained for 50 steps with each way to use a package: losses, and the time of a step.
 
     PYTHONPATH=. python tests/benchmarks/four_models.py [MODEL...] [--way WAY] [--package FOLDER] [--steps N]
 
 A transformer block, a small ResNet, a Mamba-style block and an LSTM tagger run in eager PyTorch, under torch.compile
 (default and max-autotune), and with the package `primitives` of FOLDER, as `evolve export` wrote it: with `patch`,
 within `enabled`, and under torch.compile with the package's backend. Without FOLDER, a package is made in which a plain
-kernel of each op wins by made-up measurements: that shows that results agree, and says nothing of speed. Without a GPU,
-sizes are tiny and PyTorch runs in place of kernels. Exits with 1 if losses differ from those of eager PyTorch.
+kernel of each op wins by made-up measurements: this shows whether results agree, but not how fast they are. Without a
+GPU, sizes are tiny and PyTorch runs in place of kernels. Exits with 1 if losses differ from those of eager PyTorch.
 """
 
 import argparse
@@ -46,7 +46,7 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the models are."""
+    """Sizes of the models."""
 
     batch: int
     length: int
@@ -243,7 +243,7 @@ def main() -> int:
     parser.add_argument("--package", type=Path, help="a folder with the package `primitives` [default: made up]")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--verbose", action="store_true", help="what was replaced and what was left")
+    parser.add_argument("--verbose", action="store_true", help="replaced and remaining layers or calls")
     given = parser.parse_args()
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     sizes = LARGE if device.type == "cuda" else TINY

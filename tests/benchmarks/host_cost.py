@@ -3,7 +3,7 @@
     PYTHONPATH=. python tests/benchmarks/host_cost.py [FUNCTION...] [--device cuda]
 
 On a GPU, calls are enqueued and not waited for. On a CPU, the driver is replaced by a C function that does nothing: the
-time is that of all the rest, beside which PyTorch's call computes its small result.
+time is that of all other work, while PyTorch's call also computes its small result.
 """
 
 import argparse
@@ -61,13 +61,13 @@ class NoDriver:
 
 @dataclass(frozen=True)
 class NoLaunches:
-    """The CPU under the name of a GPU: all but the driver's own work is done for a launch."""
+    """The CPU under the name of a GPU: a launch does everything except the driver's own work."""
 
     device_type: str = "cpu"
 
     @classmethod
     def pretended(cls) -> "NoLaunches":
-        """Put what needs a GPU out of the way."""
+        """Replace the functions that need a GPU."""
         fake: Any = NoDriver()
         replaced: list[tuple[Any, str, Any]] = [
             (driver, "driver", lambda: fake),
@@ -102,7 +102,10 @@ class NoLaunches:
 
 @dataclass(frozen=True)
 class Renamed(Gpus):
-    """The GPUs of this machine under the name for which the made-up measurements are. The host's time is not asked."""
+    """The GPUs of this machine under the name for which the made-up measurements are.
+
+    The host's time is not considered.
+    """
 
     def info(self, device: torch.device) -> DeviceInfo:
         return replace(super().info(device), name=H200.name)
@@ -169,7 +172,7 @@ def _us(function: Callable[..., object], drawn: Drawn) -> float:
         return function(*drawn.arguments, **drawn.named)
 
     call()
-    # Of a CPU that others use, too, the time that this process had is counted.
+    # CPU time of this process, because others use the CPU, too.
     of_gpu = any(x.is_cuda for x in tensors(drawn.arguments))
     timer = time.perf_counter if of_gpu else time.process_time
     return min(timeit.repeat(call, number=CALLS, repeat=REPEATS, timer=timer)) / CALLS * 1e6

@@ -1,4 +1,4 @@
-"""Evaluate every legal setting of one kernel on this machine's GPU and keep the times. Run this file with Python.
+"""Benchmark of every legal setting of one kernel on this machine's GPU; keeps the times. Run this file with Python.
 
     landscape.py softmax archive/kernels/softmax/long_rows.cu --out tests/data/landscapes/softmax_long_rows.jsonl
 

@@ -1,9 +1,9 @@
 """Benchmark of timing losers coarsely: its effect on the ranking, and on speed. Run this file with Python.
 
 Without `--op`, the times of every knob setting that an H200 has measured (tests/data/landscapes) are drawn again with
-noise, in random order, as a run would meet them: with the champion's time to beat, and in full. With `--op`, knob
-settings of the op's shipped kernels are evaluated on this machine's device, both ways. The op may be a KernelBench
-task, given by its file and `--kernel FILE.cu`. The last line says what its first kernel costs more than the others.
+noise, in random order, as in a run: with the champion's time to beat, and in full. With `--op`, knob settings of the
+op's shipped kernels are evaluated on this machine's device, both ways. The op may be a KernelBench task, given by its
+file and `--kernel FILE.cu`. The last line says how much more its first kernel costs than the others.
 """
 
 import argparse
@@ -37,7 +37,7 @@ NOISE, DISTURBED = 0.015, 0.03  # relative deviation of a sample; share of sampl
 
 @dataclass(frozen=True)
 class Ranked:
-    """Times of kernels at one workload, by the number of the kernel, and how many samples these took."""
+    """Times of kernels at one workload, by the number of the kernel, and the number of their samples."""
 
     times_us: dict[int, float]
     samples: int

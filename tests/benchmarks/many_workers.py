@@ -157,7 +157,7 @@ class Simulated:
             if not running:
                 return
             end, _, job, seconds = heapq.heappop(running)
-            self._start(queue, running, number, end)  # workers go on with what is queued, without the driver
+            self._start(queue, running, number, end)  # workers continue with queued jobs, without the driver
             self.now = max(self.now, end)
             found = self._judged(job, seconds)
             self.own += time.process_time() - left_off  # in reality, workers judge

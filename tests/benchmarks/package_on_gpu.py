@@ -1,9 +1,9 @@
-"""The test of itself of a package whose kernels all run on this machine's GPU.
+"""Self-test of a package whose kernels all run on this machine's GPU.
 
     PYTHONPATH=. python tests/benchmarks/package_on_gpu.py [OP...] [--calls N] [--cubins]
 
 A package is exported in which a simple kernel of each op wins at every workload by made-up measurements, so that
-kernels are chosen; what the test compares is real. Without a GPU, kernels are compiled but do not run.
+kernels are chosen; the compared results are real. Without a GPU, kernels are compiled but do not run.
 """
 
 import argparse

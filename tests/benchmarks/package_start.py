@@ -1,4 +1,4 @@
-"""How long an exported package takes to import, and its first call, beyond PyTorch, with every op of the catalog.
+"""Benchmark of an exported package with every op of the catalog: time of its import and first call beyond PyTorch's.
 
     PYTHONPATH=. python tests/benchmarks/package_start.py [--ops softmax gelu] [--starts 9]
 

@@ -1,4 +1,7 @@
-"""Times of the same kernels in fresh processes, on a GPU: how far apart are the medians? Arguments: names of ops."""
+"""Benchmark of timing: the spread of medians of the same kernels in fresh processes, on a GPU.
+
+Arguments: names of ops.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Benchmark of the offline tuner: how many evaluations it and random search need. Run this file with Python.
+"""Benchmark of the offline tuner: evaluations that it and random search need. Run this file with Python.
 
 Without files it uses the synthetic landscapes of tests/support, which were not measured on a GPU.
 """
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def _request_seconds() -> float:
-    """Return how long the tuner takes to propose once it knows many settings, when their bindings are cached."""
+    """Return the time that the tuner takes to propose once it knows many settings, with cached bindings."""
     one = next(landscape(sketch) for sketch in SKETCHES if sketch.name == WIDE).alone(0)
     settings = itertools.islice(shuffled(one, 1), MANY)
     tried = [one.candidate(with_setting(one.kernel, setting), number) for number, setting in enumerate(settings)]

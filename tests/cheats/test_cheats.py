@@ -1,7 +1,8 @@
-"""Cheats and unusual honest kernels: no cheat passes, no honest kernel fails. `--rounds N` repeats all with new seeds.
+"""Cheats and unusual honest kernels: no cheat passes, no honest kernel fails.
 
-All kernels of a device go through the real engine in one pass, which keeps its workers busy; each test then looks up
-the verdicts on its own kernel. The quick run takes a few kernels of each kind, `--exhaustive` all others.
+`--rounds N` repeats all evaluations with new seeds. All kernels of a device go through the real engine in one pass,
+which keeps its workers busy; each test then looks up the verdicts on its own kernel. The quick run takes a few kernels
+of each kind, `--exhaustive` all others.
 """
 
 from collections import defaultdict
@@ -24,7 +25,7 @@ UNREADABLE = [file for file in CHEATS if file.kernel is None]
 # A kernel that hangs runs into its deadline; other emulated runs take far less time unless the machine is busy.
 EMULATED_SECONDS = {"compile": 25.0, "run": 12.0, "check": 60.0, "baseline": 60.0, "time": 60.0}
 SECRET = "root:"  # the start of /etc/passwd, which some of the kernels ask the compiler to read
-# These are recognised by what NVRTC makes of them; the emulated device has NVRTC only beside CuPy.
+# These are recognised in the output of NVRTC; the emulated device has NVRTC only beside CuPy.
 NEEDS_NVRTC = pytest.mark.skipif(find_spec("cupy") is None, reason="CuPy is not installed")
 QUICK = 1  # number of kernels of each kind in the quick run
 Verdicts = dict[str, list[Evaluation]]

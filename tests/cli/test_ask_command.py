@@ -204,7 +204,7 @@ def test_prompts_are_about_a_device_of_the_archive(capsys: Capture) -> None:
 
 
 @pytest.mark.usefixtures("shipped_measurements")
-def test_prompts_are_about_the_gpu_that_was_used_rather_than_the_one_of_what_ships(capsys: Capture) -> None:
+def test_prompts_are_about_the_gpu_that_was_used_rather_than_the_one_of_shipped_verdicts(capsys: Capture) -> None:
     assert "Some GPU" in evolve(capsys, "ask", "softmax", "-n", "1")[1]
     assert "# The device: NVIDIA H" in evolve(capsys, "ask", "softmax", "-n", "1", "--archive", "empty.db")[1]
 
@@ -224,7 +224,7 @@ def test_a_file_that_cannot_be_written_is_an_error(capsys: Capture) -> None:
 def test_prompts_are_written_from_an_archive_that_must_not_be_changed(
     archive: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seeds.opened(archive).close()  # adds what ships with the package, once
+    seeds.opened(archive).close()  # adds the shipped kernels and verdicts, once
     opened: list[bool] = []
     genuine = sqlite3.connect
 

@@ -46,7 +46,7 @@ def test_top_shows_champions_and_population_of_an_op(archive: Path, capsys: Capt
     assert "Some CPU" not in output
 
 
-def test_top_says_what_the_population_is_sorted_by(archive: Path, capsys: Capture) -> None:
+def test_top_names_the_order_of_the_population(archive: Path, capsys: Capture) -> None:
     assert "fittest first: by best known time over the kernel's time" in evolve(capsys, "top", "softmax")[1].replace(
         "\n", " "
     )
@@ -115,7 +115,7 @@ def test_shipped_kernels_can_be_compared_and_drawn_as_a_tree(capsys: Capture) ->
 
 
 @pytest.mark.usefixtures("fresh")
-def test_looking_creates_no_archive(capsys: Capture, fresh: Path) -> None:
+def test_reading_creates_no_archive(capsys: Capture, fresh: Path) -> None:
     evolve(capsys, "top")
     assert not (fresh / ".evolve").exists()
 
@@ -195,7 +195,7 @@ def test_the_overview_has_geometric_means_and_marks_champions_that_are_not_confi
     assert row[-6:-1] == ["20%", "8%", "2.00x", "0.80x", "1/2"]
 
 
-def test_the_overview_begins_with_most_to_gain(archive: Path, capsys: Capture) -> None:
+def test_the_overview_begins_with_the_largest_possible_gain(archive: Path, capsys: Capture) -> None:
     found = parsed(capsys, "top", "--json")
     assert [(one["op"], one["emulated"]) for one in found] == [
         ("softmax", False), ("unheard_of", False), ("softmax", True),
@@ -207,7 +207,7 @@ def test_the_overview_begins_with_most_to_gain(archive: Path, capsys: Capture) -
 
 
 @pytest.mark.usefixtures("fresh")
-def test_the_overview_marks_what_was_measured_elsewhere(capsys: Capture) -> None:
+def test_the_overview_marks_times_from_other_machines(capsys: Capture) -> None:
     output = evolve(capsys, "top")[1]
     assert "Some GPU*" in output
     assert "measured elsewhere on such a GPU" in output

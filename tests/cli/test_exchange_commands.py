@@ -1,4 +1,4 @@
-"""`evolve tell` and `evolve merge`: what they add to the archive, and what they reject."""
+"""`evolve tell` and `evolve merge`: records that they add to the archive, and input that they reject."""
 
 import json
 import sqlite3
@@ -197,7 +197,7 @@ def test_a_damaged_archive_among_several_is_named_and_nothing_is_merged(
     assert told(archive) == []
 
 
-def test_a_merge_counts_evaluations_made_elsewhere(archive: Path, capsys: Capture, tmp_path: Path) -> None:
+def test_a_merge_counts_evaluations_of_other_machines(archive: Path, capsys: Capture, tmp_path: Path) -> None:
     _, output, _ = evolve(capsys, "merge", filled(tmp_path / "source.db"))
     assert "5 evaluations were made elsewhere" in output
     assert "evolve confirm OP" in output

@@ -88,12 +88,12 @@ def test_the_largest_ratio_comes_first(capsys: Capture, by: str, column: str) ->
     assert found[: len(ratios)] == [text for text in found if text != "-"]
 
 
-def test_a_dtype_leaves_the_champions_of_that_dtype(capsys: Capture) -> None:
+def test_a_dtype_selects_the_champions_of_that_dtype(capsys: Capture) -> None:
     found = rows(capsys, "top", "softmax", "--device", "h200", "--dtype", "fp32")
     assert [row["time µs"] for row in found] == ["37.8"]
 
 
-def test_a_family_leaves_its_ops(capsys: Capture) -> None:
+def test_a_family_selects_its_ops(capsys: Capture) -> None:
     assert {row["op"] for row in rows(capsys, "top", "--family", "activation")} == {"gelu"}
     assert {row["op"] for row in rows(capsys, "runs", "--family", "softmax")} == {"softmax"}
 
@@ -116,7 +116,7 @@ def test_a_list_of_kernels_as_json_has_numbers(capsys: Capture) -> None:
         ["--since", "d"],
     ],
 )
-def test_a_filter_that_cannot_be_met_names_what_can(capsys: Capture, given: list[str]) -> None:
+def test_a_filter_without_a_match_names_possible_values(capsys: Capture, given: list[str]) -> None:
     code, _, errors = evolve(capsys, "top", *given)
     assert code == 2
     assert "choose one of" in errors or "such as 30m" in errors
@@ -139,7 +139,7 @@ def test_top_shows_how_the_best_rose(capsys: Capture) -> None:
     assert "→ 2.32x in" in output
 
 
-def test_numbers_in_csv_are_bare_and_times_have_their_year(capsys: Capture) -> None:
+def test_numbers_in_csv_have_no_units_and_times_have_their_year(capsys: Capture) -> None:
     (first, *_) = rows(capsys, "runs")
     assert [float(first[name]) for name in ("evals", "tokens", "usd", "best")] == [24.0, 141_266.0, 0.326, 2.54]
     assert first["when"].startswith("2025-11-2")
@@ -158,7 +158,7 @@ def test_kernels_that_wait_for_no_verdict_are_not_pending(tmp_path: Path, capsys
     assert [row["kernel"] for row in found] == [waiting.id[:8]]
 
 
-def test_where_only_pending_kernels_are_like_that_it_says_how_to_list_them(capsys: Capture) -> None:
+def test_a_filter_that_only_pending_kernels_match_says_how_to_list_them(capsys: Capture) -> None:
     code, _, errors = evolve(capsys, "top", "softmax", "--proposer", "shipped", "--device", "a100", "--since", "1h")
     assert code == 1
     assert "--outcome pending" in errors

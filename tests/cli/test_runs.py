@@ -41,9 +41,7 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "a.db"
 
 
-def test_every_run_is_listed_with_what_it_spent(
-    archive: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_run_is_listed_with_its_costs(archive: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     code, output, _ = evolve(capsys, "runs", "--archive", archive)
     assert code == 0
@@ -53,7 +51,7 @@ def test_every_run_is_listed_with_what_it_spent(
     assert "dddd4444" in output
 
 
-def test_a_list_that_was_kept_is_listed_the_same_and_follows_later_verdicts(archive: Path, capsys: Capture) -> None:
+def test_a_cached_list_is_the_same_and_follows_later_verdicts(archive: Path, capsys: Capture) -> None:
     first, second = (json.loads(evolve(capsys, "runs", "softmax", "--json", "--archive", archive)[1]) for _ in range(2))
     assert first == second
     (made,) = (one.kernel_id for one in open_archive(archive).find(Proposal, run="aaaa1111")[-1:])

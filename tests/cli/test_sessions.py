@@ -90,7 +90,7 @@ def test_the_end_of_a_campaign_names_the_op_without_a_kernel(store: SqliteStore)
     assert "no kernels for one are shipped or archived" in words
 
 
-def test_a_campaign_ends_when_its_model_has_no_more_to_offer(store: SqliteStore) -> None:
+def test_a_campaign_ends_when_its_model_offers_no_more_kernels(store: SqliteStore) -> None:
     assert ending(campaign(store, ["one", "two"], PricedModel())) == "The proposer has no further proposals."
 
 
@@ -113,7 +113,7 @@ def test_a_run_without_champions_starts_from_the_plain_kernel(store: SqliteStore
     assert session.searches[0].scope.excluded == {kernel.id for kernel in library.shipped("softmax")} - {plain.id}
 
 
-def test_a_run_without_seeds_starts_from_nothing_that_ships(store: SqliteStore) -> None:
+def test_a_run_without_seeds_starts_from_no_shipped_kernel(store: SqliteStore) -> None:
     session = starting(store, RunOptions(no_seeds=True))
     assert session.seeds == ()
     assert session.searches[0].scope.excluded == {kernel.id for kernel in library.shipped("softmax")}

@@ -120,7 +120,7 @@ def test_a_wrong_result_is_reported_with_its_reason(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("archive")
-def test_the_table_shows_then_and_now(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_the_table_shows_old_and_new_times(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     use_as_gpu(giving({BEST.id: {ROWS: 30.0, COLS: 29.0}}), monkeypatch)
     code, output, _ = evolve(capsys, "verify", "softmax")
     (row,) = [line.split() for line in output.splitlines() if ROWS in line]
@@ -143,7 +143,7 @@ def test_a_gpu_that_cannot_run_a_kernel_is_not_a_regression(verify: Verify) -> N
 
 
 @pytest.mark.usefixtures("archive")
-def test_what_is_not_reached_in_time_is_named_and_no_regression(verify: Verify) -> None:
+def test_a_workload_that_is_not_reached_in_time_is_named_and_no_regression(verify: Verify) -> None:
     engine = giving({BEST.id: THEN})
     code, found = verify(engine, "softmax", "--minutes", "1e-9")
     assert (code, set(results(found).values()), engine.jobs) == (0, {"not reached"}, [])

@@ -157,7 +157,7 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 
-def test_commands_that_only_look_something_up_do_not_load_torch(capsys: Capture, tmp_path: Path) -> None:
+def test_commands_that_only_read_do_not_load_torch(capsys: Capture, tmp_path: Path) -> None:
     evolve(capsys, "ops")  # caches the catalog listing, so that the commands below need not import the ops
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(LOOKING_UP)],

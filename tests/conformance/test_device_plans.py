@@ -1,4 +1,4 @@
-"""What every device must give a kernel as its plan declares: constants, arguments, launches, grids."""
+"""Plans on every device: constants, arguments, launches and grids are as the plan declares."""
 
 import pytest
 import torch

@@ -82,7 +82,7 @@ def test_every_job_gets_one_evaluation_with_the_outcome_of_its_kernel(engine: En
     assert all(evaluation.log for evaluation in found if not evaluation.passed)
 
 
-def test_a_kernel_that_is_given_twice_is_evaluated_twice(engine: Engine) -> None:
+def test_a_kernel_in_two_jobs_is_evaluated_twice(engine: Engine) -> None:
     kernel = twice_kernel()
     assert [(e.kernel_id, e.passed) for e in verdicts(engine, kernel, kernel)] == [(kernel.id, True)] * 2
 

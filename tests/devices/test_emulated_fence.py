@@ -1,4 +1,4 @@
-"""Memory behind which any access faults, on the emulated device."""
+"""Memory with a fence on the emulated device: any access after its end faults."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import torch
 from evolve.devices.emulated.device import fenced
 
 SIZES = (1, 4096, 100_000)
-# Reads bytes, the first 16 of which are the last that may be read, each time in a process of its own.
+# Reads bytes, each time in a separate process. Only the first 16 may be read.
 READS = f"""
 import ctypes, os
 from evolve.devices.emulated.device import fenced
@@ -44,7 +44,7 @@ def test_a_read_behind_a_fence_faults(nbytes: int, statuses: dict[tuple[int, int
     assert statuses[nbytes, 17] < 0
 
 
-def test_fenced_memory_is_as_large_as_asked_for_and_can_be_written() -> None:
+def test_fenced_memory_has_the_requested_size_and_can_be_written() -> None:
     memory = fenced(100_000)
     assert memory is not None
     assert len(memory) >= 100_000

@@ -1,4 +1,4 @@
-"""What a kernel on the emulated device could take from the host, or leave there: it is refused or undone."""
+"""Access of kernels on the emulated device to the host's state, which is refused or undone."""
 
 import ctypes
 import ctypes.util
@@ -91,7 +91,7 @@ def test_a_kernel_that_changes_how_the_processor_rounds_and_fails_leaves_no_chan
     assert bytes(floating_point_environment()) == before
 
 
-def test_flags_that_arithmetic_has_set_are_gone_after_the_launch(device: EmulatedDevice) -> None:
+def test_flags_that_arithmetic_has_set_are_cleared_after_the_launch(device: EmulatedDevice) -> None:
     library = ctypes.CDLL(ctypes.util.find_library("m"))
     library.feclearexcept(ALL_FLAGS)
     y = zeros()

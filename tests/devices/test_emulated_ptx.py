@@ -1,4 +1,4 @@
-"""Inline PTX on the emulated device: the instructions that it has do what a GPU's do, and others are unsupported."""
+"""Inline PTX on the emulated device: its instructions do the same as a GPU's, and others are unsupported."""
 
 import pytest
 import torch
@@ -164,7 +164,7 @@ def test_a_warp_waits_for_a_product_until_its_warpgroup_has_multiplied(device: E
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_ldmatrix_hands_out_four_matrices(device: EmulatedDevice, transposed: bool) -> None:
+def test_ldmatrix_loads_four_matrices(device: EmulatedDevice, transposed: bool) -> None:
     name = f"ldmatrix.sync.aligned.m8n8.x4{'.trans' if transposed else ''}.shared.b16"
     body = f"""{FILL}unsigned r[4];
     asm volatile("{name} {{%0,%1,%2,%3}}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -198,7 +198,7 @@ def test_cp_async_copies_to_shared_memory_and_fills_up_with_zeros(device: Emulat
 
 
 @pytest.mark.parametrize(("name", "least"), [("ex2.approx.f32", 2.0**-149), ("ex2.approx.ftz.f32", 0.0)])
-def test_ex2_is_a_power_of_two_and_flushes_subnormal_results_if_asked_to(
+def test_ex2_is_a_power_of_two_and_flushes_subnormal_results_on_request(
     device: EmulatedDevice, name: str, least: float
 ) -> None:
     x = torch.tensor([0.0, 3.5, -126.0, -149.0, -200.0, -torch.inf, torch.inf, torch.nan] * 4)
@@ -226,7 +226,7 @@ def test_an_asynchronous_copy_to_a_misaligned_address_fails(device: EmulatedDevi
         'asm goto("cp.async.wait_all;");',
     ],
 )
-def test_a_statement_with_anything_else_is_unsupported(device: EmulatedDevice, statement: str) -> None:
+def test_a_statement_with_another_instruction_is_unsupported(device: EmulatedDevice, statement: str) -> None:
     error = rejected(device, single(statement, "int* y"), {"y": torch.zeros(32, dtype=torch.int32)})
     assert error.outcome == Outcome.UNSUPPORTED
 

@@ -1,4 +1,4 @@
-"""A machine without NVRTC: the error says what is missing and what shows how to install it."""
+"""A machine without NVRTC: the error says what is missing and which command shows how to install it."""
 
 import pytest
 

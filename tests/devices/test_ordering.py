@@ -1,4 +1,4 @@
-"""Order among the blocks of a launch, as the compiled code shows it: what is refused, and what only looks alike."""
+"""Order among the blocks of a launch, read from the compiled code: refused code, and code that only looks similar."""
 
 import re
 from dataclasses import replace
@@ -242,7 +242,7 @@ def test_the_blocks_of_a_cluster_may_wait_for_each_other_but_cause_a_warning() -
     assert "warning: launch 0" in compiled(replace(bound(body), kernel=parse(text))).log
 
 
-def test_a_barrier_whose_counter_is_set_back_for_later_is_accepted() -> None:
+def test_a_barrier_whose_counter_is_reset_for_later_is_accepted() -> None:
     wait = "atomicAdd(&count[0], 1); while (*(volatile int*)&count[0] < 64) {}"
     body = f"{ARRIVE.partition('atomicAdd')[0]} {wait} __threadfence(); sums[blockIdx.x] = x[n]; count[1] = 0;"
     assert not compiled(bound(thread_0(body) + READ + " y[0] = __ldcg(&sums[n]);", cooperative=True)).log
@@ -265,7 +265,7 @@ READ_ONLY = {
 
 
 @each(READ_ONLY)
-def test_a_read_only_load_of_what_the_launch_writes_is_refused(body: str) -> None:
+def test_a_read_only_load_of_a_tensor_that_the_launch_writes_is_refused(body: str) -> None:
     assert "read-only load" in rejected(bound(body)).log
 
 
@@ -282,7 +282,7 @@ def test_a_read_only_load_of_a_zeroed_buffer_before_it_is_written_causes_a_warni
     assert "read-only load" in cubin.log
 
 
-def test_what_an_earlier_launch_may_have_stored_by_a_tensor_map_may_be_read_with_a_warning() -> None:
+def test_a_tensor_that_an_earlier_launch_may_have_stored_by_a_tensor_map_may_be_read_with_a_warning() -> None:
     plain = bound("const int i = blockIdx.x * 128 + threadIdx.x; parts[i] = __ldg(&parts[i]) + x[i];").kernel.text
     stores = (
         '[tensor_maps]\nparts_map = { tensor = "parts", shape = [64], box = [64] }\n\n[[launch]]\nentry = "store"\n'

@@ -1,4 +1,4 @@
-"""Ways in which blocks work together: right as they stand, and refused without one of their parts."""
+"""Patterns of cooperation among blocks: accepted when complete, and refused without one of their parts."""
 
 import pytest
 

@@ -100,7 +100,7 @@ def test_counters_are_listed_in_the_order_in_which_they_are_explained() -> None:
     assert found == sorted(found, key=names.index)
 
 
-def test_of_several_launches_each_keeps_its_time_and_bytes() -> None:
+def test_each_of_several_launches_keeps_its_time_and_bytes() -> None:
     found = dict(combined(rows(TWO_LAUNCHES)))
     assert [found[counters.of_launch(TIME, number)] for number in (1, 2)] == [3000.0, 1000.0]
     assert [found[counters.of_launch(READ, number)] for number in (1, 2)] == [1048576.0, 1024.0]
@@ -167,7 +167,7 @@ def test_skipped_launches_are_not_profiled() -> None:
     assert command_line(Path("/opt/ncu"), [], pair(2), Path("/tmp/log"))[-5] == "3"
 
 
-def test_clocks_are_left_alone_and_caches_are_cold() -> None:
+def test_clocks_are_not_changed_and_caches_are_cold() -> None:
     command = command_line(Path("ncu"), [], pair(2), Path("log"))
     assert command[command.index("--clock-control") + 1] == "none"
     assert command[command.index("--cache-control") + 1] == "all"

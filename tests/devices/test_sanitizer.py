@@ -151,7 +151,7 @@ def test_inputs_of_every_type_are_packed(dtype: torch.dtype) -> None:
     assert buffer.contents == x.view(torch.uint8).numpy().tobytes()
 
 
-def test_of_a_large_input_only_the_front_is_packed() -> None:
+def test_only_the_first_part_of_a_large_input_is_packed() -> None:
     x = torch.arange(100.0)
     whole = bound(single("", "const x_t* x"), {"x": x})
     (buffer,) = replay.packed(whole, compile_cubin(whole, "sm_90a"), {"x": x}, {}, most_bytes=30).buffers
@@ -228,7 +228,7 @@ def test_races_are_looked_for_only_where_there_is_shared_memory(started: Path) -
 
 
 @pytest.mark.gpu
-def test_a_front_is_repeated_where_it_is_placed() -> None:
+def test_a_first_part_is_repeated_when_it_is_loaded() -> None:
     from cupy.cuda import runtime
 
     address = replay._placed(Buffer("x", 10, contents=b"abcd"))
@@ -310,7 +310,7 @@ def test_a_barrier_that_half_a_warp_skips_is_found(device: Device) -> None:
 
 
 @pytest.mark.gpu
-def test_of_several_runs_the_one_with_the_error_is_named(device: Device) -> None:
+def test_the_one_of_several_runs_that_has_the_error_is_named(device: Device) -> None:
     assert device.tools.sanitizer
     x = torch.rand(32, device="cuda")
     bodies = "y[threadIdx.x] = x[threadIdx.x];", "y[threadIdx.x] = x[threadIdx.x + 8192];", "y[threadIdx.x] = 1;"

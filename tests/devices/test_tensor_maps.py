@@ -72,7 +72,7 @@ LOADED = """
 
 
 def loaded(x: torch.Tensor, kind: str, high: int, wide: int, swizzle: int, start: tuple[int, int]) -> torch.Tensor:
-    """Return what lies in shared memory after the copy of a tile whose first element is at `start`, row first."""
+    """Return the content of shared memory after the copy of a tile whose first element is at `start`, row first."""
     types = {torch.float32: "float", torch.bfloat16: "__nv_bfloat16", torch.uint8: "unsigned char"}
     body = LOADED.replace("HIGH", str(high)).replace("WIDE", str(wide)).replace("T tile", f"{types[x.dtype]} tile")
     body = body.replace("FROM", f"{start[1]}, {start[0]}")
@@ -96,8 +96,8 @@ def tile_of(x: torch.Tensor, high: int, wide: int, start: tuple[int, int]) -> to
     [
         (torch.float32, 8, 16, (0, 0)),
         (torch.bfloat16, 5, 24, (3, 7)),
-        (torch.uint8, 4, 32, (-2, -5)),  # before the first row and column are zeros
-        (torch.float32, 8, 32, (30, 30)),  # and so they are beyond the last
+        (torch.uint8, 4, 32, (-2, -5)),  # there are zeros before the first row and column,
+        (torch.float32, 8, 32, (30, 30)),  # and beyond the last
     ],
 )
 def test_a_tile_is_copied_row_by_row_with_zeros_beyond_the_tensor(
@@ -133,7 +133,7 @@ STORED = """
 
 @pytest.mark.parametrize("kind", EVERY_DEVICE)
 @pytest.mark.parametrize("start", [(0, 0), (5, 4), (-3, -8), (30, 12)])
-def test_a_stored_tile_changes_nothing_but_what_lies_in_the_tensor(kind: str, start: tuple[int, int]) -> None:
+def test_a_stored_tile_changes_only_elements_of_the_tensor(kind: str, start: tuple[int, int]) -> None:
     y = torch.full((32, 40), -1.0)
     text = kernel(STORED.replace("FROM", f"{start[1]}, {start[0]}"), f"{MAP} y_map", 8, 32, 0, '"y_map"')
     run(made(kind), text, {"x": torch.zeros(32, 40), "y": y}, {"rows": 32, "cols": 40})
@@ -200,7 +200,7 @@ def device() -> EmulatedDevice:
         ("&x_map", "(const CUtensorMap*)y", "needs the address of a tensor map"),
     ],
 )
-def test_a_wrong_use_of_barriers_and_copies_is_told(device: EmulatedDevice, old: str, new: str, said: str) -> None:
+def test_a_wrong_use_of_barriers_and_copies_is_reported(device: EmulatedDevice, old: str, new: str, said: str) -> None:
     body = LOADED.replace("HIGH * WIDE", "8 * 32").replace("T tile", "float tile").replace("FROM", "0, 0")
     assert old in body
     text = kernel(body.replace(old, new), f"{MAP} x_map, float* y", 8, 32, 0, '"x_map", "y"')
@@ -221,7 +221,7 @@ def test_a_tile_that_is_read_before_it_has_arrived_is_garbage(device: EmulatedDe
     assert found in ([True, False], [False, True])
 
 
-def test_a_store_that_nothing_waits_for_is_told(device: EmulatedDevice) -> None:
+def test_a_store_without_a_wait_is_reported(device: EmulatedDevice) -> None:
     body = STORED.replace("FROM", "0, 0").replace("stored();", "").replace("&& blockIdx.x == 0", "")
     text = kernel(body, f"{MAP} y_map", 8, 32, 0, '"y_map"')
     error = rejected(device, text, {"x": torch.zeros(8, 32), "y": torch.zeros(8, 32)}, rows=8, cols=32)
@@ -238,7 +238,7 @@ def test_a_map_of_more_elements_than_its_tensor_has_is_malformed(kind: str) -> N
 
 @pytest.mark.parametrize("kind", EVERY_DEVICE)
 @pytest.mark.parametrize("parameter", ["const CUtensorMap* y_map", "int y_map", "const float* y_map"])
-def test_an_entry_that_takes_something_else_than_the_map_is_malformed(kind: str, parameter: str) -> None:
+def test_an_entry_with_a_parameter_of_another_type_than_the_map_is_malformed(kind: str, parameter: str) -> None:
     text = kernel("", parameter, 8, 32, 0, '"y_map"')
     error = rejected(made(kind), text, {"x": torch.zeros(8, 32), "y": torch.zeros(8, 32)}, rows=8, cols=32)
     assert error.outcome is Outcome.MALFORMED

@@ -48,7 +48,7 @@ GPU = DeviceInfo("cuda", "Some GPU", "sm_90a", 132, 232448)
         ("sm_120a", 32, 128, 50 * 1024, 4 / 48),
     ],
 )  # fmt: skip
-def test_occupancy_is_what_nvidias_calculator_says(
+def test_occupancy_equals_that_of_nvidias_calculator(
     arch: str, registers: int, threads: int, shared_bytes: int, expected: float
 ) -> None:
     assert occupancy(arch, registers, threads, shared_bytes) == expected
@@ -156,7 +156,7 @@ def test_renamed_kernels_compile_to_the_same_code(arch: str, changes: list[tuple
     ],
     ids=lambda changes: changes[0][1][:24],
 )
-def test_every_change_to_what_runs_changes_the_code(changes: list[tuple[str, str]]) -> None:
+def test_every_change_to_the_running_code_changes_the_hash(changes: list[tuple[str, str]]) -> None:
     assert traits(altered(*changes)).code != traits(altered()).code
 
 

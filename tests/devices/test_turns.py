@@ -1,4 +1,4 @@
-"""Turns on a device: checks share it, timing has it alone, and a process that is killed gives its turn back."""
+"""Turns on a device: checks share it, timing uses it alone, and a process that is killed loses its turn."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ import pytest
 from evolve.devices import turns
 from evolve.devices.turns import Turns
 
-SECONDS = 10.0  # after which a thread that should not wait is taken to be stuck
+SECONDS = 10.0  # seconds after which a thread that should not wait counts as stuck
 
 
 class Watched:
@@ -96,7 +96,7 @@ def test_a_device_that_has_failed_does_not_keep_the_turn(tmp_path: Path, other: 
 
 
 @pytest.mark.parametrize("phase", turns.ELSEWHERE)
-def test_what_does_not_use_the_device_leaves_it_to_others(some: Watched, other: Watched, phase: str) -> None:
+def test_work_without_the_device_leaves_it_to_others(some: Watched, other: Watched, phase: str) -> None:
     some.turns.take("check")
     some.turns.take(phase)
     other.turns.take("time")

@@ -135,14 +135,14 @@ def test_an_op_that_cannot_be_judged_is_an_error(lacking: LackingBaselines) -> N
         list(lacking.end_timing(found[0], TimingResult(None, "zeros would pass", hint="change the sizes")))
 
 
-def test_what_is_dropped_is_not_waited_for(lacking: LackingBaselines) -> None:
+def test_dropped_evaluations_are_not_waited_for(lacking: LackingBaselines) -> None:
     held(lacking)
     lacking.drop()
     assert not lacking.waiting
     assert lacking.take_place("0") is None
 
 
-def test_what_a_kernel_waits_for_is_compiled_before_what_may_be_needed_later(lacking: LackingBaselines) -> None:
+def test_baselines_that_a_kernel_waits_for_are_compiled_before_others(lacking: LackingBaselines) -> None:
     lacking.compile_later("softmax", [HERE])
     lacking.compile_later("twice", [HERE])
     lacking.compile_next("twice", [HERE])
@@ -151,7 +151,7 @@ def test_what_a_kernel_waits_for_is_compiled_before_what_may_be_needed_later(lac
     assert lacking.take_compilation() is None
 
 
-# A fake torch.compile, which notes what is compiled and timed, by which kind of process.
+# A fake torch.compile, which notes each compilation and timing with the kind of process that did it.
 COMPILER = """
 import inspect
 import json
@@ -203,10 +203,10 @@ def make(known, cubins):
 
 
 class Watched:
-    """An engine on the fake GPU, with what its workers noted and what its watch was told."""
+    """An engine on the fake GPU, with the notes of its workers and the events of its watch."""
 
     def __init__(self, folder: Path, preparers: int) -> None:
-        self.folder, self.right = folder, dict[str, str]()  # what was told of each kernel that is right
+        self.folder, self.right = folder, dict[str, str]()  # messages about each kernel that is right
         self.named: list[str] = []
         self.compiled: dict[str, bool] = {}  # whether torch.compile was timed before that
         self.engine = LocalEngine("fakegpu", 1, self.watch, preparers=preparers)

@@ -145,7 +145,7 @@ def test_a_node_with_another_version_is_named(rooms: LocalCluster, monkeypatch: 
 
 
 class Unreadable:
-    """What cannot be read where a module is missing, as this package is on a node without it."""
+    """A value that cannot be read without a module, such as this package on a node that lacks it."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return importlib.import_module, ("evolve_is_not_here",)

@@ -23,7 +23,7 @@ OF_A_GPU = {"open a local socket", "read its parent's environment"}  # the secon
 
 @pytest.fixture
 def able(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, bool]:
-    """Return what a confined process can still do."""
+    """Return the actions that still succeed in a confined process."""
     own, home = tmp_path / "own", tmp_path / "home"
     own.mkdir()
     (home / ".ssh").mkdir(parents=True)

@@ -61,7 +61,7 @@ def test_no_more_jobs_are_taken_than_the_depth(shared: SharedEngine) -> None:
     assert len(taken) == 3
 
 
-def test_a_kernel_that_is_under_way_twice_is_evaluated_twice(shared: SharedEngine, fake: FakeEngine) -> None:
+def test_a_kernel_in_two_current_jobs_is_evaluated_twice(shared: SharedEngine, fake: FakeEngine) -> None:
     kernel = twice_kernel()
     assert [each.kernel_id for each in shared.evaluate(jobs([kernel, kernel]))] == [kernel.id] * 2
     assert len(fake.jobs) == 2
@@ -82,7 +82,7 @@ def test_an_error_reaches_the_threads_that_wait_and_the_engine_goes_on() -> None
         shared.close()
 
 
-def test_a_profile_waits_for_the_jobs_under_way(fake: FakeEngine) -> None:
+def test_a_profile_waits_for_the_current_jobs(fake: FakeEngine) -> None:
     began, may_end = threading.Event(), threading.Event()
     order: list[str] = []
 

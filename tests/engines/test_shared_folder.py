@@ -1,4 +1,4 @@
-"""A folder that several machines share: claims that one of them gets, and verdicts that appear once."""
+"""A folder that several machines share: a claim succeeds on one machine only, and a verdict appears once."""
 
 import os
 import threading
@@ -79,7 +79,7 @@ def test_a_worker_takes_the_kernels_of_the_archives_in_the_folder(one: FolderCla
     assert one.refresh() == 0
 
 
-def test_a_kernel_that_one_has_claimed_is_not_the_others(one: FolderClaims, other: FolderClaims) -> None:
+def test_a_kernel_that_one_worker_has_claimed_is_refused_to_another(one: FolderClaims, other: FolderClaims) -> None:
     assert one.take(KERNEL.id, DEVICE)
     assert not other.take(KERNEL.id, DEVICE)
     assert other.of_others([KERNEL.id], DEVICE) == {KERNEL.id}
@@ -159,7 +159,7 @@ def test_an_archive_that_is_still_being_copied_is_read_later(one: FolderClaims, 
     assert one.refresh() == 1
 
 
-def test_leaving_removes_what_only_this_worker_needs(one: FolderClaims, tmp_path: Path) -> None:
+def test_leaving_removes_files_that_only_this_worker_needs(one: FolderClaims, tmp_path: Path) -> None:
     one.refresh()
     one.end()
     assert sorted(path.name for path in (tmp_path / "a folder").iterdir()) == ["claims", "some.db", "verdicts"]
@@ -176,5 +176,5 @@ def test_a_folder_that_is_missing_or_cannot_be_reached_is_an_error(location: str
     ("given", "remote"),
     [("host:folder", True), ("me@host:/a/b", True), ("/a:b", False), ("a/b:c", False), ("a", False)],
 )
-def test_a_host_is_what_stands_before_a_colon(given: str, remote: bool) -> None:
+def test_a_host_is_the_text_before_a_colon(given: str, remote: bool) -> None:
     assert is_remote(given) is remote

@@ -1,4 +1,4 @@
-"""Two stages, compilers and evaluators: what each decides, and which worker gets which job."""
+"""Two stages, compilers and evaluators: the decisions of each, and the assignment of jobs to workers."""
 
 import os
 import signal
@@ -249,7 +249,7 @@ def test_a_setting_of_knobs_that_may_be_fast_at_some_workload_is_evaluated_in_fu
     assert watched.phases_of(kernel).count("waiting") == 2
 
 
-def test_a_wrong_setting_of_knobs_is_refused_at_a_glance(watched: Watched) -> None:
+def test_a_wrong_setting_of_knobs_is_refused_after_few_calls(watched: Watched) -> None:
     (verdict,) = watched.verdicts(at_a_glance(bad_kernels.WRONG, bar_us=1e-3))
     assert verdict.outcome is Outcome.WRONG
 

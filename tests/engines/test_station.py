@@ -1,4 +1,4 @@
-"""A station, which evaluates for a driver on another machine: what it is told, and what it reports."""
+"""A station, which evaluates for a driver on another machine: its requests and its reports."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -127,7 +127,7 @@ def test_the_second_kernel_with_a_machine_code_is_a_duplicate_of_the_first() -> 
     assert codes.by_code("b", "code") == "compiles to the same machine code as kernel a"
 
 
-def test_a_duplicate_of_what_another_station_has_judged_is_found_when_its_verdict_arrives() -> None:
+def test_a_duplicate_of_a_kernel_of_another_station_is_found_when_its_verdict_arrives() -> None:
     from evolve.engines.ray_engine import _unique
 
     traits = Traits("code", 4, 4, 0, 8, 128, 1, tensor_cores=False, atomics=False, occupancy=1.0)

@@ -64,7 +64,7 @@ def test_an_op_file_and_a_file_of_examples_are_tried_too(tmp_path: Path) -> None
         trial.load(program(tmp_path, "", "import os; os._exit(1)"))
 
 
-def test_a_sound_file_is_loaded_and_its_errors_stay_what_they_were(tmp_path: Path) -> None:
+def test_a_sound_file_is_loaded_and_its_errors_are_not_changed(tmp_path: Path) -> None:
     assert trial.load(program(tmp_path, "print('hello')")).name == "fused"
     with pytest.raises(CatalogError, match=r"mymodule\.py, line 1, cannot be an op: ZeroDivisionError"):
         trial.load(program(tmp_path, "1 / 0"))
@@ -81,7 +81,7 @@ def test_a_file_that_asks_for_input_does_not_wait_for_it(tmp_path: Path) -> None
         trial.load(program(tmp_path, "input('name? ')"))
 
 
-def test_what_a_file_prints_is_not_on_standard_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_of_a_file_is_not_on_standard_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trial.load(program(tmp_path, "print('hello')"))
     assert capsys.readouterr() == ("", "hello\n")
 

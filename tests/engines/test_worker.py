@@ -20,7 +20,7 @@ FAULT = "CUDA error: misaligned address"
 
 
 def sent(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[Message]:
-    """Return what a worker sends when an evaluation raises a RuntimeError."""
+    """Return the messages of a worker whose evaluation raises a RuntimeError."""
 
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("some later call failed")
@@ -70,7 +70,7 @@ def lacking_memory(times: int, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     return alone
 
 
-def test_an_evaluation_for_which_others_left_no_memory_is_repeated_alone(
+def test_an_evaluation_without_enough_memory_beside_others_is_repeated_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert lacking_memory(0, tmp_path, monkeypatch) == [False]

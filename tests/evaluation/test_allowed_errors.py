@@ -21,11 +21,11 @@ def test_the_small_errors_beside_large_ones_do_not_matter_to_a_quick_norm() -> N
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_value_that_is_not_finite_shows_in_a_quick_norm(bad: float) -> None:
+def test_a_quick_norm_of_a_value_that_is_not_finite_is_not_finite(bad: float) -> None:
     assert not math.isfinite(norms([torch.tensor([1.0, bad])], quick=True)[0])
 
 
-def test_other_values_come_along_unchanged() -> None:
+def test_other_values_are_transferred_unchanged() -> None:
     assert norms([torch.ones(4)], torch.tensor(7.0), quick=True) == [2.0, 7.0]
 
 

@@ -108,7 +108,7 @@ def test_autotuning_is_not_tried_if_the_default_mode_fails(monkeypatch: pytest.M
     assert tried == ["default"]
 
 
-def test_the_device_is_used_alone_to_time_shared_to_draw_inputs_and_not_to_compile(
+def test_timing_uses_the_device_alone_drawing_inputs_shares_it_and_compiling_leaves_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     phases: list[str] = []
@@ -187,7 +187,7 @@ def test_a_compilation_outside_the_main_thread_is_not_interrupted(monkeypatch: p
     assert found != [None]
 
 
-def test_an_evaluator_that_defers_compares_with_eager_pytorch_and_says_where(
+def test_an_evaluator_that_defers_compares_with_eager_pytorch_and_names_the_workload(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[str] = []

@@ -59,7 +59,7 @@ class Compiler:
 
 @pytest.fixture
 def benchmarker(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """Replace what torch.compile measures with, because compiling ahead changes it for the rest of the process."""
+    """Replace torch.compile's functions that measure, because compiling ahead changes them in this process."""
     made = SimpleNamespace(benchmark_gpu=lambda: 1.0, benchmark=lambda: 1.0, infer_device=lambda: "cuda")
     module = import_module("torch._inductor.runtime.benchmarking")
     monkeypatch.setattr(module, "benchmarker", made)
@@ -127,12 +127,12 @@ def test_eager_pytorch_is_not_compiled() -> None:
     ("device", "op"),
     [("cpu", "gemv"), pytest.param("cuda", "softmax", marks=pytest.mark.gpu)],  # gemv: no host compiler is needed
 )
-def test_the_process_that_times_a_baseline_loads_what_was_compiled(device: str, op: str, tmp_path: Path) -> None:
+def test_the_process_that_times_a_baseline_loads_the_compiled_code(device: str, op: str, tmp_path: Path) -> None:
     def run(what: str) -> str:
         environment = {
             **os.environ,
             "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
-            "TORCHINDUCTOR_VEC_ISA_OK": "0",  # finding out compiles for half a minute
+            "TORCHINDUCTOR_VEC_ISA_OK": "0",  # the trial compiles for half a minute
             "PYTHONPATH": os.pathsep.join([str(TESTS / "support"), str(TESTS.parent)]),
         }
         command = [sys.executable, "-c", IN_A_PROCESS_OF_ITS_OWN, what, device, op]

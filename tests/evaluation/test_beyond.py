@@ -1,4 +1,4 @@
-"""Champions on tensors of more elements than some number of bits counts: small ones here, 2**31 on a GPU."""
+"""Champions on tensors with more elements than a number of bits can count: few bits here, 31 on a GPU."""
 
 import random
 from dataclasses import replace
@@ -97,7 +97,7 @@ def test_gradients_of_a_mean_are_checked_as_a_whole() -> None:
     assert not repeats_rows(op, found)
 
 
-def test_where_rows_are_repeated_so_are_the_results() -> None:
+def test_results_of_repeated_rows_are_repeated() -> None:
     for op in map(catalog.load, catalog.names()):
         for workload in (op.emulated[0], op.emulated[-1]):
             few, many = with_rows(op, workload, 3), with_rows(op, workload, 7)
@@ -126,7 +126,7 @@ def test_a_parameter_too_narrow_for_the_size_is_a_bound() -> None:
     assert checked(parse(narrow), replace(ROWS, gpu=ROWS.gpu[:1], emulated=(), awkward=()), limits) == ()
 
 
-def test_what_does_not_fit_into_memory_is_not_checked() -> None:
+def test_a_tensor_that_does_not_fit_into_memory_is_not_checked() -> None:
     assert checked(rows_kernel(WRAPS.format(mask="0xffff")), limits=replace(SMALL, memory_bytes=2**16)) == ()
 
 
@@ -171,7 +171,7 @@ def confirmed_on_the_emulated_device(kernel: Kernel, monkeypatch: pytest.MonkeyP
     return evaluate(kernel, ROWS, made_here, shapes_seed=1, bars={}, confirm=True)
 
 
-def test_the_envelope_of_a_champion_includes_what_was_checked_beyond_31_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_envelope_of_a_champion_includes_the_check_beyond_31_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     found = confirmed_on_the_emulated_device(rows_kernel(), monkeypatch)
     assert found.passed, found.log
     assert found.envelope

@@ -1,4 +1,4 @@
-"""The correctness check on a scripted device: the memory that a kernel sees, and the faults that are detected."""
+"""The correctness check on a scripted device: the state of a kernel's memory, and the faults that are detected."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -127,7 +127,7 @@ def half(tensors: Tensors) -> None:
 
 
 def then(harm: Callable[[Tensors], object]) -> Callable[[Tensors], None]:
-    """Return work that gives the right result and also does some harm."""
+    """Return work that gives the right result, but also commits a fault."""
 
     def work(tensors: Tensors) -> None:
         twice(tensors)

@@ -66,7 +66,7 @@ def test_half_precision_within_a_float32_op_fails() -> None:
     assert "off by more than rounding" in judged(EXPECTED.to(torch.float16).float())
 
 
-def test_the_message_names_the_worst_element_and_what_was_expected() -> None:
+def test_the_message_names_the_worst_element_and_its_expected_value() -> None:
     assert "[3, 7]" in judged(one_wrong(EXPECTED.float()))
 
 
@@ -193,7 +193,7 @@ def test_nan_must_be_kept_where_all_of_pytorch_gives_nan() -> None:
     assert "not finite where they should be" in not_finite([1.0, 0.0], [1.0, math.nan], [1.0, math.nan], [])
 
 
-def test_an_element_about_which_pytorch_disagrees_with_itself_may_be_anything() -> None:
+def test_an_element_on_which_pytorchs_results_disagree_may_have_any_value() -> None:
     assert not not_finite([1.0, 5.0], [1.0, math.nan], [1.0, 7.0], [])
     assert not not_finite([1.0, 5.0], [1.0, math.nan], [1.0, math.nan], [[1.0, 7.0]])
 
@@ -223,7 +223,7 @@ def fault_in(actual: list[float], **said: Any) -> str:
     return found.fault
 
 
-def test_an_infinity_may_not_stand_for_nan_that_comes_of_nan_alone() -> None:
+def test_an_infinity_may_not_stand_for_nan_that_results_only_from_nan() -> None:
     of_nan = torch.tensor([True, False, False])
     assert fault_in([math.inf, 1.0, math.inf], of_nan=lambda: of_nan)
     assert not fault_in([math.inf, 1.0, math.inf], of_nan=lambda: ~of_nan)
@@ -235,7 +235,7 @@ def test_nan_may_be_a_number_where_an_infinity_was_saved_but_not_the_reverse() -
     assert fault_in([7.0, 1.0, 7.0], lenient=True)
 
 
-def test_an_infinite_weight_may_make_nan_of_what_depends_on_it_alone() -> None:
+def test_an_infinite_weight_may_make_nan_only_of_results_that_depend_on_it() -> None:
     def of_weights(actual: list[float], *, depends: bool) -> str:
         where = torch.tensor([True, depends, True])
         return fault_in(actual, lenient=True, of_weights=True, depends=lambda: where)
@@ -273,7 +273,7 @@ def test_a_relative_error_is_allowed_as_far_as_pytorch_has_it() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("relative", [False, True])
-def test_groups_of_rows_are_judged_together_as_each_on_its_own(dtype: torch.dtype, relative: bool) -> None:
+def test_groups_of_rows_get_the_same_verdict_together_as_separately(dtype: torch.dtype, relative: bool) -> None:
     torch.manual_seed(5)
     groups, tolerance = 5, Tolerance(relative=relative)
     sums = [summed(300, alike=turn == 2) for turn in range(groups)]
@@ -300,7 +300,7 @@ def with_special_values(values: torch.Tensor, generator: torch.Generator, share:
     return torch.where(torch.rand(values.shape, generator=generator) < share, special[which], values)
 
 
-def test_comparing_where_nothing_is_excused_gives_what_comparing_in_full_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_quick_comparison_gives_the_result_of_the_full_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def verdict(seed: int) -> Comparison:
         generator = torch.Generator().manual_seed(seed)
         right = with_special_values(torch.randn(40, generator=generator), generator, 0.2)

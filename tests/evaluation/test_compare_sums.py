@@ -71,10 +71,10 @@ def test_one_thread_may_add_up_a_short_row_alone(terms: int, right: bool) -> Non
     assert (found == "") is right
 
 
-def test_half_the_digits_of_terms_show_in_two_long_rows() -> None:
+def test_terms_of_half_the_digits_are_found_in_two_long_rows() -> None:
     numbers = torch.exp(torch.randn(2, 4096))
     expected, pytorch = numbers.double().sum(-1, keepdim=True), numbers.sum(-1, keepdim=True)
-    coarse = expected * (1 + 30 * FLOAT32_UNIT)  # as of terms rounded to float16
+    coarse = expected * (1 + 30 * FLOAT32_UNIT)  # like terms rounded to float16
     assert fault(coarse.float(), pytorch, expected, Tolerance(), summed(4096, alike=False)) != ""
 
 
@@ -164,7 +164,7 @@ def test_rounding_may_explain_a_hundred_times_the_usual_error() -> None:
 
 
 @pytest.mark.parametrize(("off_by", "rows", "right"), [(5.0, 4, True), (5.0, 9, False), (9.0, 1, False)])
-def test_a_few_rows_may_be_farther_off_than_rounding_explains(off_by: float, rows: int, right: bool) -> None:
+def test_a_few_rows_may_have_larger_errors_than_rounding_explains(off_by: float, rows: int, right: bool) -> None:
     assert (cancelled(off_by, rows) == "") is right
 
 
@@ -274,7 +274,7 @@ def test_the_steps_of_a_sequence_share_one_error_where_inputs_vanish(steps: int,
 
 
 @pytest.mark.parametrize(("rows", "right"), [(1, True), (8, True), (9, False)])
-def test_a_few_rows_may_be_as_far_off_as_pytorch_is_on_other_inputs(rows: int, right: bool) -> None:
+def test_a_few_rows_may_have_the_error_of_pytorch_on_other_inputs(rows: int, right: bool) -> None:
     torch.manual_seed(2)
     expected = torch.rand(1000, 20, dtype=torch.float64) + 0.5
     actual = expected.clone()

@@ -192,15 +192,15 @@ def few_of_topk(accepts: Callable[[Workload], bool]) -> list[tuple[int, int]]:
     return [(dict(w.dims)["rows"], dict(w.dims)["cols"]) for w in few_rows(TOPK, TOPK.gpu, accepts)]
 
 
-def test_a_few_rows_of_every_declared_length_are_taken_the_longest_first() -> None:
+def test_a_few_rows_of_every_declared_length_are_used_longest_first() -> None:
     assert few_of_topk(lambda _: True) == [(3, 128256), (3, 32768), (3, 1024), (3, 128)]
 
 
-def test_more_rows_are_taken_where_a_kernel_accepts_no_fewer() -> None:
+def test_more_rows_are_used_where_a_kernel_accepts_no_fewer() -> None:
     assert few_of_topk(lambda w: dict(w.dims)["rows"] % 64 == 0)[1:] == [(64, 32768), (64, 1024), (64, 128)]
 
 
-def test_a_kernel_for_one_number_of_rows_has_no_few() -> None:
+def test_a_kernel_for_one_number_of_rows_is_not_compiled_for_few() -> None:
     assert few_of_topk(lambda w: w in TOPK.gpu) == []
 
 

@@ -1,4 +1,4 @@
-"""Quick comparison of large outputs: it accepts what the full comparison accepts, and nothing else."""
+"""Quick comparison of large outputs: it accepts the same outputs as the full comparison."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ from evolve.evaluation.compare import clearly_right, compared
 from reference_ops.op import Tolerance
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-ROWS, COLS = 67, 1031  # more elements than are compared at once by one block, and no multiple of anything
+ROWS, COLS = 67, 1031  # more elements than one block compares at once, and a multiple of no block or tile
 
 
 class PlainPasses:

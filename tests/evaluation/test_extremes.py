@@ -135,13 +135,13 @@ def once(op: Op) -> dict[str, set[str]]:
     return {place.key: {one.values for one in checks if one.workload == place.key} for place in (*ROWS, *EDGES)}
 
 
-def test_long_rows_meet_every_distribution_and_a_single_one_the_extremes_that_hide_in_no_other() -> None:
+def test_long_rows_meet_every_distribution_and_a_single_row_the_extremes_that_others_could_hide() -> None:
     many, single = (once(OP)[place.key] for place in ROWS)
     assert many == {NORMAL, *OP.values}
     assert single >= {LARGE, NAN, INFINITE, MINUS_INF}
 
 
-def test_an_edge_meets_normal_numbers_and_where_a_term_vanishes_what_is_not_finite() -> None:
+def test_an_edge_meets_normal_numbers_and_if_a_term_vanishes_infinities_and_nan() -> None:
     scaled = workloads("float32", {"rows": 16, "cols": 64}, slope=0.5)
     edge = workloads("float32", {"rows": 2, "cols": 3}, slope=0.0)
     op = replace(OP, reference=lambda x, slope: x.relu() + 0 * slope, gpu=scaled, emulated=scaled, awkward=scaled)
@@ -152,7 +152,7 @@ def test_an_edge_meets_normal_numbers_and_where_a_term_vanishes_what_is_not_fini
     assert once(OP)[EDGES[0].key] == {NORMAL}
 
 
-def test_where_a_size_is_one_rows_are_met_that_overflow_or_are_not_finite() -> None:
+def test_shapes_with_a_size_of_one_meet_rows_that_overflow_or_are_not_finite() -> None:
     checks: list[Check] = []
     (column,) = workloads("float32", {"rows": 4, "cols": 1})
     programs = replace(compiled(clipped), awkward=(), edges=((column, program(clipped)),))

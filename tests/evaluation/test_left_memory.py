@@ -1,4 +1,4 @@
-"""What earlier calls leave in memory for a kernel to misuse: results, a mark, or notes on the inputs."""
+"""Memory that earlier calls have left and a kernel could misuse: results, a mark, or notes on the inputs."""
 
 import random
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def left_for_last_runs(op: Op, seed: int, count: int) -> list[str]:
-    """Return what the last run of each of `count` successive checks finds in its output."""
+    """Return the initial output of the last run of each of `count` successive checks."""
     kinds: list[str] = []
     inspector = Inspector(ScriptedDevice(), Arena("cpu"), random.Random(seed), [], lambda _phase: None)
 
@@ -109,5 +109,5 @@ def test_a_kernel_that_notes_its_inputs_in_the_workspace_fails(work: Work) -> No
 
 
 @pytest.mark.parametrize("closely", [False, True])
-def test_only_a_close_check_finds_a_kernel_that_keeps_nearly_right_results(*, closely: bool) -> None:
+def test_only_a_strict_check_finds_a_kernel_that_keeps_nearly_right_results(*, closely: bool) -> None:
     assert {passes_at_three(program(trying_one), seed, closely=closely) for seed in SEEDS} == {not closely}

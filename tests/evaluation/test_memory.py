@@ -79,7 +79,7 @@ def a_little_off(op: Op) -> Program:
 
 
 def exact(op: Op) -> Program:
-    """Return a program that computes what PyTorch does."""
+    """Return a program that computes the same as PyTorch."""
 
     def work(given: Mapping[str, torch.Tensor]) -> None:
         given["out"].copy_(op.call({spec.name: given[spec.name] for spec in op.inputs}, op.gpu[0])[0])
@@ -139,7 +139,7 @@ def most_held(work: Callable[[Op], None], op: Op) -> int:
 
 @pytest.mark.parametrize("work", [checked, looked_at])
 @ops
-def test_an_evaluation_holds_no_more_memory_than_bytes_held_says(op: Op, work: Callable[[Op], None]) -> None:
+def test_an_evaluation_holds_no_more_memory_than_its_bound(op: Op, work: Callable[[Op], None]) -> None:
     assert 0 < most_held(work, op) <= bytes_held(op, op.gpu[0]) + 2**20
 
 

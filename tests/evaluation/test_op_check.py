@@ -219,7 +219,7 @@ def test_integers_must_be_exact_where_the_op_says_so() -> None:
     assert {spot.values for spot in found(op)} == {"integers", "mixed"}
 
 
-def test_a_reference_that_raises_is_reported_with_what_it_said() -> None:
+def test_a_reference_that_raises_is_reported_with_its_message() -> None:
     def picky(x: torch.Tensor) -> torch.Tensor:
         if x.dtype == torch.float64:
             raise NotImplementedError("no float64 here")

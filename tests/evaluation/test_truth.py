@@ -1,4 +1,4 @@
-"""Expected outputs, and how far rounding the inputs moves each element."""
+"""Expected outputs, and the change of each element when inputs are rounded."""
 
 from dataclasses import replace
 
@@ -166,7 +166,7 @@ def test_the_sizes_that_a_reference_accepts_are_found_by_calling_it() -> None:
     assert [defined(op, of(n), "cpu") for n in (8, 9, 10)] == [True, False, True]
 
 
-def test_results_of_8_bits_are_asked_too_whether_they_are_finite() -> None:
+def test_results_of_8_bits_are_tested_for_finite_values_too() -> None:
     op = catalog.load("quantise_rows_fp8")
     workload = op.emulated[0]
     assert any(output.element_size() == 1 for output in op.call(inputs_at(op, workload, 0, "cpu"), workload))
@@ -174,7 +174,7 @@ def test_results_of_8_bits_are_asked_too_whether_they_are_finite() -> None:
 
 
 def test_an_error_that_rounding_makes_large_is_found_where_pytorch_happens_to_make_none() -> None:
-    """1 - n * n of a rounded n near 1 is as far off as n's rounding, whatever the inputs' own roundings move."""
+    """The error of 1 - n * n for a rounded n near 1 follows from n's rounding, not from roundings of the inputs."""
     x = torch.linspace(0, 6, ROWS * COLS).view(ROWS, COLS)
     declared, out = tensors(x="rows cols"), tensors(out="rows cols")
     op = Op("slope", lambda x: 1 - x.tanh().square(), declared, out, (WORKLOAD,), (WORKLOAD,), flops=lambda _: 1)
@@ -259,7 +259,7 @@ def test_a_mean_alone_that_is_infinite_may_not_be_nan() -> None:
 
 
 @pytest.mark.parametrize("values", [EQUAL_INFINITIES, OPPOSITE_INFINITIES])
-def test_a_difference_of_equal_infinities_is_nan_and_nothing_else(values: str) -> None:
+def test_a_difference_of_equal_infinities_must_be_nan(values: str) -> None:
     op = catalog.load("mse")
     known = truth(op, op.emulated[0], values, 3, inputs_at(op, op.emulated[0], 3, "cpu", values))
     assert bool(known.pytorch[0].isnan()) == (values == EQUAL_INFINITIES)

@@ -43,7 +43,7 @@ def test_a_function_of_unknown_autocast_leaves_the_call_to_pytorch(tmp_path: Pat
     assert not machine.launched
 
 
-def test_a_known_call_gets_the_dtype_of_the_autocast_at_hand(tmp_path: Path) -> None:
+def test_a_known_call_gets_the_dtype_of_the_current_autocast(tmp_path: Path) -> None:
     linear, machine = tried(tmp_path, "linear", "skinny_gemm")
     weight, planned = torch.randn(8, 16), []
     for dtype in (torch.bfloat16, torch.float16, None) * 2:
@@ -68,7 +68,7 @@ def in_autocast(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["after it", "within it"])
-def test_gradients_are_those_of_pytorch_in_the_dtype_of_what_asks(tmp_path: Path, inside: bool) -> None:
+def test_gradients_are_those_of_pytorch_in_the_dtype_of_their_inputs(tmp_path: Path, inside: bool) -> None:
     conv2d, machine = tried(tmp_path, "conv2d", "conv2d", *BACKWARD)
     for _ in range(4):
         x, weight = torch.randn(2, 3, 8, 8, requires_grad=True), torch.randn(4, 3, 3, 3, requires_grad=True)

@@ -1,4 +1,7 @@
-"""Calls in training whose backward alone has a kernel that wins; PyTorch or a kernel as fast computes the forward."""
+"""Calls in training where only the backward has a kernel that wins.
+
+PyTorch or a kernel as fast computes the forward.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -109,7 +112,7 @@ def test_the_row_of_a_padding_gets_no_gradient(tmp_path: Path, machine: Emulated
     [(50.0, ["rms_norm", "rms_norm_backward"]), (102.0, ["rms_norm", "rms_norm_backward"]), (170.0, [])],
     ids=["it wins", "it is as fast", "it is slow"],
 )
-def test_a_graph_takes_a_kernel_for_the_sake_of_its_backward(
+def test_a_graph_takes_a_kernel_if_only_its_backward_wins(
     tmp_path: Path, machine: EmulatedMachine, forward_us: float, launched: list[str]
 ) -> None:
     known = made(tmp_path, machine, forward_us)
@@ -124,7 +127,7 @@ def test_a_graph_takes_a_kernel_for_the_sake_of_its_backward(
     torch.testing.assert_close(x.grad, own.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_a_graph_without_gradients_takes_none(tmp_path: Path, machine: EmulatedMachine) -> None:
+def test_a_graph_without_gradients_takes_no_kernel(tmp_path: Path, machine: EmulatedMachine) -> None:
     known = made(tmp_path, machine, forward_us=102.0)
     run, graph_pass = compiled(lambda x, weight: functional.rms_norm(x, weight.shape, weight, 1e-6), known)
     run(torch.randn(64, 512), torch.rand(512))

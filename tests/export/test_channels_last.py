@@ -1,4 +1,4 @@
-"""Convolutions of images whose channels lie last in memory run the op for that layout, whatever leads to them."""
+"""Convolutions of images whose channels are last in memory run the op for that layout, however they are called."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -81,7 +81,7 @@ def test_their_gradients_are_those_of_pytorch_by_kernels(package: Package) -> No
 
 
 @pytest.mark.parametrize("groups", [1, 3])
-def test_what_the_kernel_does_not_compute_is_left_to_pytorch(package: Package, groups: int) -> None:
+def test_convolutions_that_the_kernel_does_not_compute_are_left_to_pytorch(package: Package, groups: int) -> None:
     x, weight = images(2, 3, 7, 6), images(6, 3 // groups, 3, 3)
     named: dict[str, Any] = {"groups": groups, "dilation": 2 if groups == 1 else 1}
     assert "channels lie last" in package.known["conv2d"].explain((x, weight), named).reason

@@ -95,7 +95,7 @@ def images(folder: Path) -> Any:
     return shipped(folder).images("text", "sm_90a")
 
 
-def test_what_was_compiled_once_is_taken_from_the_cache(compiler: Counting) -> None:
+def test_a_kernel_that_was_compiled_once_is_taken_from_the_cache(compiler: Counting) -> None:
     assert cubins.compiled("text", "sm_90a") == cubins.compiled("text", "sm_90a") == b"cubin of text"
     assert compiler.compiled_texts == ["text"]
 
@@ -119,7 +119,7 @@ def test_without_permission_every_process_compiles(
 
 
 @pytest.mark.usefixtures("compiler")
-def test_threads_that_read_and_write_one_entry_see_it_whole() -> None:
+def test_threads_that_read_and_write_one_entry_read_it_complete() -> None:
     def work(number: int) -> bytes:
         if number % 3 == 0:
             for entry in cached.cache_folder().glob("*.cubin"):
@@ -185,7 +185,7 @@ def test_many_kernels_are_compiled_in_processes(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("_with_nvrtc")
-def test_the_cubins_of_an_export_are_the_compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cubins_of_an_export_are_those_of_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(cached.VARIABLE, str(tmp_path / "cache"))
     exported(tmp_path)
     (kernel,) = manifest.read(tmp_path / "out/primitives")["softmax"].kernels

@@ -1,4 +1,4 @@
-"""Launches through the driver by ctypes on a GPU: what a made-up driver cannot show."""
+"""Launches through the driver by ctypes on a GPU: behaviour that a made-up driver cannot show."""
 
 import ctypes
 import threading

@@ -1,4 +1,4 @@
-"""What an op leaves undefined is stated in prompts and in exported docstrings."""
+"""Exemptions of ops: prompts and exported docstrings state which results are undefined."""
 
 import ast
 
@@ -21,7 +21,7 @@ def docstring(op: Op) -> str:
     return " ".join((ast.get_docstring(function) or "").split())
 
 
-def test_some_ops_leave_something_open_each_for_a_reason() -> None:
+def test_each_exemption_of_an_op_has_a_reason() -> None:
     assert len(EXEMPT) > 10
     assert [op.name for op in EXEMPT for why in op.exempt.values() if len(why.split()) < 4] == []
 

@@ -51,7 +51,7 @@ def by_path(file: Path, name: str) -> ModuleType:
     return module
 
 
-def test_a_wheel_installs_what_a_folder_holds(tmp_path: Path) -> None:
+def test_a_wheel_installs_the_files_of_a_folder(tmp_path: Path) -> None:
     whole = exported(tmp_path / "a", "folder", "packed") / "packed"
     (wheel,) = exported(tmp_path / "b", "wheel", "packed").iterdir()
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target"]
@@ -92,7 +92,7 @@ def test_the_digests_are_those_of_the_files(hub: Path) -> None:
     assert json.loads((hub / "metadata.json").read_text())["python-depends"] == []
 
 
-def test_layers_for_the_hub_hold_nothing_but_a_forward(loaded: ModuleType) -> None:
+def test_layers_for_the_hub_define_only_a_forward(loaded: ModuleType) -> None:
     for name in ("Softmax", "RMSNorm"):
         layer, original = getattr(loaded.layers, name), getattr(torch.nn, name)
         assert layer.__bases__ == (torch.nn.Module,)
@@ -107,7 +107,7 @@ def test_layers_for_the_hub_hold_nothing_but_a_forward(loaded: ModuleType) -> No
 
 
 @pytest.mark.parametrize("form", ["folder", "wheel", "hf"])
-def test_an_export_replaces_an_earlier_one_but_nothing_else(tmp_path: Path, form: str) -> None:
+def test_an_export_replaces_only_an_earlier_one(tmp_path: Path, form: str) -> None:
     folder = exported(tmp_path / "a", form, "packed")
     exported(tmp_path / "a", form, "packed")
     other = tmp_path / "b"

@@ -56,7 +56,7 @@ def test_random_calls_agree_with_pytorch(function: tuple[Function, EmulatedMachi
     assert machine.launched, "no call ran a kernel"
 
 
-def test_results_lie_in_memory_as_pytorchs_do(function: tuple[Function, EmulatedMachine], calls: int) -> None:
+def test_results_have_the_memory_layout_of_pytorchs(function: tuple[Function, EmulatedMachine], calls: int) -> None:
     """Otherwise a view that PyTorch's result has would raise."""
     called, _ = function
     if called.form.name in ELSEWHERE_IN_MEMORY:
@@ -86,7 +86,7 @@ def strides(result: Any) -> list[list[int]]:
 @pytest.mark.parametrize(
     "name", ["conv2d", "conv_transpose3d", "max_pool2d", "avg_pool1d", "interpolate", "batch_norm"]
 )
-def test_channels_that_lie_last_in_memory_stay_there(tmp_path: Path, name: str) -> None:
+def test_channels_that_are_last_in_memory_remain_last(tmp_path: Path, name: str) -> None:
     called = Function(FORMS[name], primitives(FORMS[name].ops, tmp_path, EmulatedMachine(by_reference=True)))
     compared = 0
     for number in range(20):
@@ -108,7 +108,7 @@ OWN = [name for name in catalog.names() if not any(name in form.ops for form in 
 def test_many_random_calls_agree_where_pytorch_runs_in_place_of_kernels(
     name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Many more than kernels can be compiled for: of what is around them, such as folding, copies and plans."""
+    """There are more calls than could be compiled. They test the code around kernels: folding, copies and plans."""
     ops = FORMS[name].ops if name in FORMS else (name,)
     backward = [one for op in ops for one in catalog.load(op).backward]
     known = primitives(dict.fromkeys([*ops, *backward]), tmp_path, EmulatedMachine(by_reference=True))
@@ -142,7 +142,7 @@ class Subclass(torch.Tensor):
     """A tensor of another kind."""
 
 
-def test_what_has_no_plain_memory_is_left_to_pytorch(tmp_path: Path) -> None:
+def test_tensors_without_plain_memory_are_left_to_pytorch(tmp_path: Path) -> None:
     machine = EmulatedMachine()
     ops = primitives(["softmax", "topk"], tmp_path, machine)
     softmax = Function(FORMS["softmax"], ops)
@@ -215,7 +215,7 @@ def test_several_layers_and_directions_are_composed_of_single_ones(tmp_path: Pat
     assert gru.explain(given, {}).kernel
 
 
-def test_a_kernel_must_save_more_than_the_copies_around_it_take(
+def test_a_kernel_must_save_more_time_than_the_copies_around_it_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = EmulatedMachine()  # its kernels take 50 us where PyTorch takes 100
@@ -245,7 +245,7 @@ def test_a_pinned_kernel_runs_although_it_saves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("call_us", "runs"), [(40.0, True), (60.0, False)])
-def test_a_kernel_must_save_more_than_what_comes_after_it_takes(
+def test_a_kernel_must_save_more_time_than_the_work_after_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call_us: float, runs: bool
 ) -> None:
     machine = EmulatedMachine()  # its kernels take 50 us where PyTorch takes 100

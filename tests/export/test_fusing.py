@@ -316,13 +316,13 @@ def test_rotations_of_another_kind_are_left(known: Functions, model: Model) -> N
     assert "rotary_embedding" not in graph_pass.report.replaced
 
 
-def test_a_rotation_lies_in_memory_as_pytorchs(known: Functions) -> None:
+def test_a_rotation_has_the_memory_layout_of_pytorchs(known: Functions) -> None:
     model, x = LlamaRotated(), torch.randn(2, 5, 24)
     run, _ = compiled(model, known)
     assert run(x).stride() == model(x).stride() == (120, 8, 24, 1)
 
 
-def test_a_rotation_by_tables_that_ask_for_gradients_is_left(known: Functions) -> None:
+def test_a_rotation_by_tables_that_require_gradients_is_left(known: Functions) -> None:
     run, graph_pass = compiled(lambda *given: given[0] * given[1] + rotate_half(given[0]) * given[2], known)
     x, (cos, sin) = torch.randn(2, 3, 5, 8), tables(1, 5, 8)
     cos.requires_grad_()
@@ -355,7 +355,7 @@ def test_one_graph_serves_other_lengths(known: Functions, machine: EmulatedMachi
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_autocast_within_a_model_gives_what_it_gives_without_the_pass(known: Functions, dtype: torch.dtype) -> None:
+def test_autocast_within_a_model_gives_the_same_as_without_the_pass(known: Functions, dtype: torch.dtype) -> None:
     block, gated = Block().to(dtype), Gated(functional.silu).to(dtype)
 
     def model(x: Tensor) -> Tensor:
@@ -370,10 +370,10 @@ def test_autocast_within_a_model_gives_what_it_gives_without_the_pass(known: Fun
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=6e-2)
 
 
-def test_an_op_without_a_gradient_stays_with_pytorch_where_one_is_asked_for(
+def test_an_op_without_a_gradient_stays_with_pytorch_where_one_is_required(
     known: Functions, machine: EmulatedMachine
 ) -> None:
-    """Also where the tensor that asks for a gradient is not an input of the graph."""
+    """Also where the tensor that requires a gradient is not an input of the graph."""
     run, graph_pass = compiled(lambda x: torch.topk(2 * x, 2).values.sum(), known)
     x = torch.randn(3, 5)
     run(x)
@@ -393,7 +393,7 @@ class Doubled(LlamaNorm):
 
 
 class Biased(LlamaNorm):
-    """A norm of something else than its input."""
+    """A norm of a value that is not its input."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x + 1)
@@ -407,7 +407,7 @@ class Training(LlamaNorm):
 
 
 class Branching(LlamaNorm):
-    """A norm that looks at its input."""
+    """A norm that branches on its input."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) if x.sum() > 0 else x

@@ -1,4 +1,4 @@
-"""What a forward keeps for its backward, gradients of gradients, and the ways in which PyTorch calls a backward."""
+"""Gradients: tensors that a forward keeps, gradients of gradients, and the ways in which PyTorch calls a backward."""
 
 from collections.abc import Callable
 from functools import partial
@@ -87,8 +87,8 @@ def test_gradients_of_gradients_need_no_input_that_the_backward_does_not_read(na
         ("batch_norm", ("x", "weight", "mean", "rstd")),
     ],
 )
-def test_a_forward_keeps_what_pytorch_keeps(name: str, kept: tuple[str, ...]) -> None:
-    """A model must not need more memory than with PyTorch. A bias lives on anyway."""
+def test_a_forward_keeps_the_tensors_that_pytorch_keeps(name: str, kept: tuple[str, ...]) -> None:
+    """A model must not need more memory than with PyTorch. A bias is kept in memory in any case."""
     assert gradients(name).kept == kept
 
 
@@ -111,7 +111,7 @@ def softmax(tmp_path: Path) -> Function:
     return Function(form, primitives(["softmax", "softmax_backward"], tmp_path, EmulatedMachine(by_reference=True)))
 
 
-def test_a_checkpoint_computes_again_what_a_backward_reads(softmax: Function) -> None:
+def test_a_checkpoint_recomputes_the_inputs_of_a_backward(softmax: Function) -> None:
     x, grad = torch.randn(4, 8, requires_grad=True), torch.randn(4, 8)
     (expected,) = torch.autograd.grad(torch.softmax(x, -1), x, grad)
     for _ in range(3):

@@ -68,7 +68,7 @@ def test_every_new_choice_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptu
     assert record.getMessage().startswith("softmax: kernel ")
 
 
-def test_options_change_what_runs_within_their_block_alone(tmp_path: Path) -> None:
+def test_options_change_the_choice_only_within_their_block(tmp_path: Path) -> None:
     machine = EmulatedMachine()
     op = primitives(["softmax"], tmp_path, machine)["softmax"]
     with options(allow=()):
@@ -101,7 +101,7 @@ def test_a_first_call_while_a_graph_is_captured_runs_the_kernel_without_timing_i
     assert len(machine.launched) == 2
 
 
-def test_what_a_capture_decided_does_not_count_afterwards(tmp_path: Path) -> None:
+def test_a_decision_of_a_capture_does_not_count_afterwards(tmp_path: Path) -> None:
     taken = iter((120.0, 10.0))
     machine = Capturing(host_us=lambda _: next(taken))
     op = softmax(tmp_path, machine, median_us=20.0)

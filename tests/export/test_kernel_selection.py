@@ -197,7 +197,7 @@ def test_a_pinned_kernel_that_the_package_lacks_is_named() -> None:
 
 
 @pytest.mark.parametrize("chosen", [{"autotune": True}, {"pin": (("softmax", SHORT.id),)}])
-def test_what_was_measured_on_another_gpu_can_be_tried_where_that_is_asked_for(chosen: dict[str, Any]) -> None:
+def test_a_kernel_measured_on_another_gpu_can_be_tried_on_request(chosen: dict[str, Any]) -> None:
     asked = replace(asked_with(**chosen), device="NVIDIA H100", arch="sm_90a")
     assert choose({SHORT: [measured(256, 20.0)]}, asked).shipped.id == SHORT.id
 
@@ -208,7 +208,7 @@ def test_autotuning_tries_no_kernel_of_another_architecture() -> None:
         choose({SHORT: [measured(256, 20.0)]}, asked)
 
 
-def test_another_gpu_of_the_same_architecture_is_told_what_to_do() -> None:
+def test_the_reason_on_another_gpu_of_the_same_architecture_says_what_to_do() -> None:
     asked = replace(question(256), device="NVIDIA H100", arch="sm_90a")
     with pytest.raises(
         NoKernelError, match=r"only on NVIDIA H200; options\(autotune=True\) measures such kernels here"
@@ -239,7 +239,7 @@ def test_options_hold_for_a_block_and_add_to_those_around_it() -> None:
     assert current() == Options()
 
 
-def test_defaults_hold_for_the_process_until_they_are_taken_back() -> None:
+def test_defaults_hold_for_the_process_until_they_are_reset() -> None:
     set_options(workspace_limit=0)
     try:
         assert current().workspace_limit == 0

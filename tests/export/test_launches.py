@@ -1,4 +1,4 @@
-"""Launches through the driver by ctypes, on a made-up driver: it must get what CuPy would pass on."""
+"""Launches through the driver by ctypes, on a made-up driver, which must get the same arguments as from CuPy."""
 
 import ctypes
 import shutil
@@ -135,7 +135,7 @@ def launch(*, cooperative: bool = False) -> BoundLaunch:
     return BoundLaunch(0, "entry", (3, 2, 1), (64, 2, 1), 1024, ARGUMENTS, cooperative)
 
 
-def test_arguments_are_packed_as_cupy_gets_them() -> None:
+def test_arguments_are_packed_as_for_cupy() -> None:
     program = pytest.importorskip("evolve.devices.cuda.program")
     theirs = program.Parameters.of(ARGUMENTS, SIZES)
     for slot, index, name in theirs.pointers:
@@ -247,7 +247,9 @@ def test_a_call_gives_the_driver_its_tensors_on_the_current_stream(compiler: nvr
 
 
 @pytest.mark.parametrize("name", ["softmax", "layer_norm", "sum"])
-def test_a_plan_gives_the_driver_what_a_call_gives(compiler: nvrtc.Nvrtc, fake: FakeDriver, name: str) -> None:
+def test_a_plan_gives_the_driver_the_same_arguments_as_a_call(
+    compiler: nvrtc.Nvrtc, fake: FakeDriver, name: str
+) -> None:
     op = catalog.load(name)
     workload = next(one for one in op.gpu if one.dtype == "float32")
     kernel = next(one for one in library.shipped(name) if not one.plan.when)
@@ -303,7 +305,7 @@ def test_a_plan_launches_a_kernel_whose_workspace_is_empty_at_these_sizes(
     assert [int.from_bytes(one, "little") for one in values[:3]] == [grad.data_ptr(), out.data_ptr(), 0]
 
 
-def test_a_plan_has_arguments_of_its_own_in_each_thread(
+def test_a_plan_has_separate_arguments_in_each_thread(
     compiler: nvrtc.Nvrtc, fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     op, bound = catalog.load("softmax"), softmax()
@@ -345,7 +347,7 @@ def test_sizes_that_share_a_cubin_share_its_module(compiler: nvrtc.Nvrtc, fake: 
     assert fake.modules == 1
 
 
-def test_a_kernel_keeps_the_most_shared_memory_that_was_asked_for(fake: FakeDriver) -> None:
+def test_a_kernel_keeps_the_largest_requested_shared_memory(fake: FakeDriver) -> None:
     module = driver.Module(b"image")
     for shared in (60_000, 100_000, 1000, 80_000):
         module.function("entry", shared)
@@ -366,7 +368,7 @@ def test_drivers_load_during_a_capture_since_cuda_12_3(
     assert driver.loads_in_captures() == loads
 
 
-def test_a_driver_that_is_too_old_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_is_too_old_is_named_as_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: object())
     with pytest.raises(MissingError, match="driver is too old: it has no cuLaunchKernelEx"):
         driver.driver.__wrapped__()

@@ -90,7 +90,7 @@ def test_a_state_of_pytorch_is_loaded_and_continued(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings", [{"amsgrad": True}, {"maximize": True}, {"lr": torch.tensor(1e-2)}, {"fused": True}]
 )
-def test_what_the_kernels_lack_is_left_to_pytorch(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_options_that_the_kernels_lack_are_left_to_pytorch(tmp_path: Path, settings: dict[str, Any]) -> None:
     machine = fast()
     ours, theirs = parameters(), parameters()
     got = trained(kinds(tmp_path, machine)["AdamW"](ours, **settings), ours)

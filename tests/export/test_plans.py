@@ -1,4 +1,4 @@
-"""Calls that are known by their key: they take the short way, and only where this gives the same."""
+"""Repeated calls, which are known by their key: they run a plan, and only where its result is the same."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class Tried:
     machine: EmulatedMachine
 
     def planned(self, *arguments: Any, **named: Any) -> bool:
-        """Call the function, compare the result with PyTorch's, and return whether the call took the short way."""
+        """Call the function, compare the result with PyTorch's, and return whether the call ran a plan."""
         before = len(self.machine.planned_launches)
         expected = self.function.form.pytorch(*arguments, **named)
         got = self.function(*arguments, **named)
@@ -64,7 +64,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_the_second_call_of_a_kind_takes_the_short_way(tmp_path: Path, name: str) -> None:
+def test_the_second_call_of_a_kind_runs_a_plan(tmp_path: Path, name: str) -> None:
     found = tried(tmp_path, name)
     assert not found.planned(*CALLS[name])
     others = [x.clone() if isinstance(x, Tensor) else x for x in CALLS[name]]
@@ -120,7 +120,7 @@ def test_a_tensor_that_escaped_from_a_transform_goes_to_pytorch(tmp_path: Path) 
     assert "torch.func" in found.function.explain((escaped[0],), {}).reason
 
 
-def test_arguments_given_by_name_are_told_apart(tmp_path: Path) -> None:
+def test_arguments_given_by_name_are_distinguished(tmp_path: Path) -> None:
     found = tried(tmp_path, "softmax")
     assert [found.planned(torch.randn(4, 4), dim=dim) for dim in (1, 1, 0, 1)] == [False, True, False, True]
     assert not found.planned(torch.randn(4, 4), dim=1, dtype=None)
@@ -157,7 +157,7 @@ def test_shapes_that_never_repeat_do_not_fill_the_memory(tmp_path: Path, monkeyp
     assert len(found.function._kinds.known) <= 3
 
 
-def test_guards_that_tell_nothing_apart_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guards_that_distinguish_nothing_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unrolled.guards_tell.__wrapped__()
     monkeypatch.setattr(unrolled, "_guard", lambda _tensors: lambda *_: True)
     assert not unrolled.guards_tell.__wrapped__()
@@ -176,7 +176,7 @@ def test_a_call_with_one_tensor_twice_does_not_decide_for_two(tmp_path: Path) ->
     assert [found.planned(X, x) for x in (X, other, other, X)] == [False] * 4
 
 
-def test_two_tensors_are_told_apart(tmp_path: Path) -> None:
+def test_two_tensors_are_distinguished(tmp_path: Path) -> None:
     found = tried(tmp_path, "mse_loss")
     assert [found.planned(torch.randn(4, 8), torch.randn(4, 8)) for _ in range(3)] == [False, True, True]
 
@@ -254,7 +254,7 @@ def test_batch_norm_trains_although_its_running_statistics_change(tmp_path: Path
     assert len(norm.machine.launched) == 2
 
 
-def test_modes_and_options_are_asked_at_every_call(tmp_path: Path) -> None:
+def test_modes_and_options_are_read_at_every_call(tmp_path: Path) -> None:
     found = tried(tmp_path, "softmax", "softmax", "softmax_backward")
     found.planned(X, -1)
     assert found.planned(X, -1)
@@ -338,7 +338,7 @@ def differentiated(call: Any, given: tuple[Any, ...], times: int = 1) -> list[An
 
 
 @pytest.mark.parametrize("name", LEARNING)
-def test_the_second_call_that_asks_for_gradients_takes_the_short_way(tmp_path: Path, name: str) -> None:
+def test_the_second_call_that_requires_gradients_runs_a_plan(tmp_path: Path, name: str) -> None:
     backward = [one for op in FORMS[name].ops for one in catalog.load(op).backward]
     found = tried(tmp_path, name, *FORMS[name].ops, *backward)
     expected = differentiated(FORMS[name].pytorch, LEARNING[name])
@@ -350,16 +350,16 @@ def test_the_second_call_that_asks_for_gradients_takes_the_short_way(tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["silu", "softmax", "cross_entropy", "max_pool2d"])
-def test_a_backward_that_was_seen_before_takes_the_short_way(tmp_path: Path, name: str) -> None:
+def test_a_backward_that_was_seen_before_runs_a_plan(tmp_path: Path, name: str) -> None:
     backward = [one for op in FORMS[name].ops for one in catalog.load(op).backward]
     found = tried(tmp_path, name, *FORMS[name].ops, *backward)
     expected = differentiated(FORMS[name].pytorch, LEARNING[name])
-    for planned in (0, 1, 3, 5):  # the first call is made, then its forward runs what is written out, then both
+    for planned in (0, 1, 3, 5):  # the first call runs no plan, then its forward runs one, then both do
         torch.testing.assert_close(differentiated(found.function, LEARNING[name]), expected, rtol=1e-4, atol=1e-5)
         assert len(found.machine.planned_launches) == planned
 
 
-def test_gradients_reach_only_what_asks_for_them(tmp_path: Path) -> None:
+def test_gradients_reach_only_tensors_that_require_them(tmp_path: Path) -> None:
     found = tried(tmp_path, "rms_norm", "rms_norm", "rms_norm_backward").function
     for asks in [(True, False), (False, True), (True, True)] * 2:
         x, weight = (one.requires_grad_(ask) for one, ask in zip((torch.randn(6, 8), torch.rand(8)), asks, strict=True))

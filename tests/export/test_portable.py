@@ -1,4 +1,4 @@
-"""Which ops a package can hold, and which workload a call has where values or outputs are needed to know it."""
+"""Portable ops: which ops a package can hold, and the workload of a call that depends on values or outputs."""
 
 import pytest
 

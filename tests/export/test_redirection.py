@@ -77,7 +77,7 @@ def losses(model: nn.Module, called: Callable[[Tensor], Tensor] | None = None) -
     return found
 
 
-def test_a_patched_model_trains_alike_with_kernels(model: Model, known: Known, machine: EmulatedMachine) -> None:
+def test_a_patched_model_trains_equally_with_kernels(model: Model, known: Known, machine: EmulatedMachine) -> None:
     expected = losses(copy.deepcopy(model))
     report = patch(model, made(known, __name__))
     assert (report.replaced, report.left) == (("norm", "act"), (("up", "the package has no Linear"),))
@@ -142,7 +142,7 @@ def test_the_id_of_a_pass_follows_the_package(known: Known) -> None:
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.kind.__name__)
-def test_every_layer_computes_what_pytorchs_does(layer: object, tmp_path: Path) -> None:
+def test_every_layer_computes_the_same_as_pytorchs(layer: object, tmp_path: Path) -> None:
     """Without kernels, each layer passes its arguments on to PyTorch's function."""
     kind, name = layer.kind, layer.function  # type: ignore[attr-defined]
     form = next(form for form in forms() if form.name == name)

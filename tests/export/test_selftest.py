@@ -1,4 +1,4 @@
-"""The test that a package runs on itself finds what is wrong, and says what it left out."""
+"""Self-test of a package: it finds faults, and says what it left out."""
 
 import itertools
 from pathlib import Path
@@ -22,7 +22,7 @@ NUMBERS = itertools.count()
 @pytest.fixture
 def functions(tmp_path: Path) -> Functions:
     ops = primitives(["silu", "silu_backward", "softmax"], tmp_path, EmulatedMachine())
-    namespace = f"selftested_kernels_{next(NUMBERS)}"  # PyTorch keeps the ops of a namespace for good
+    namespace = f"selftested_kernels_{next(NUMBERS)}"  # PyTorch never deletes the ops of a namespace
     return Functions([form for form in forms() if form.name in NAMES], ops, namespace)
 
 
@@ -38,7 +38,7 @@ def test_right_kernels_pass(functions: Functions, check: str) -> None:
 
 
 @pytest.mark.parametrize("check", ["another stream", "capture and replay", "second device"])
-def test_what_needs_a_gpu_is_left_out_without_one(functions: Functions, check: str) -> None:
+def test_checks_that_need_a_gpu_are_left_out_without_one(functions: Functions, check: str) -> None:
     assert set(outcomes(functions, check).values()) == {LEFT_OUT}
 
 
@@ -64,7 +64,9 @@ def test_wrong_results_and_wrong_gradients_fail(functions: Functions, monkeypatc
         assert outcomes(functions, check) == {"silu": FAILED, "softmax": FAILED}, check
 
 
-def test_a_kernel_that_is_not_the_same_twice_fails(functions: Functions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_with_different_results_in_two_runs_fails(
+    functions: Functions, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken(monkeypatch, lambda out: out + 1e-6 * torch.rand(()))
     assert outcomes(functions, "every kernel") == {"silu": FAILED, "softmax": FAILED}
 
@@ -80,7 +82,7 @@ def test_the_exit_code_tells_whether_anything_failed(
     assert selftest.main(functions, ["sofmax"]) == 2
 
 
-def test_a_test_tells_of_each_function_as_it_goes(functions: Functions, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_test_reports_each_function_as_it_ends(functions: Functions, capsys: pytest.CaptureFixture[str]) -> None:
     assert selftest.main(functions, ["--calls", "2", "--device", "cpu", "--seconds", "0"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:4]] == ["silu", "silu_backward", "softmax"]
@@ -121,7 +123,7 @@ def test_a_call_that_pytorch_refuses_has_no_differences(tmp_path: Path) -> None:
     assert not checks._differences_agree(function.form.pytorch, drawn.call(torch.randn(1, 2, 5), (None,)))
 
 
-def test_reasons_of_checks_that_are_left_out_stand_once() -> None:
+def test_each_reason_of_checks_that_are_left_out_is_printed_once() -> None:
     found = [Result("capture", name, LEFT_OUT, "there is no GPU") for name in ("a", "b", "c", "d", "e")]
     assert "left out, capture: a, b, c and 2 more: there is no GPU" in selftest.table(found)
 
@@ -134,7 +136,7 @@ def test_a_tensor_is_placed_with_its_strides_and_its_offset() -> None:
     assert placed.data_ptr() != x.data_ptr()
 
 
-def test_what_is_erased_may_share_memory_among_its_elements() -> None:
+def test_an_erased_tensor_may_share_memory_among_its_elements() -> None:
     x = torch.ones(3, 1).expand(3, 4)
     assert not drawn.erased(x).any()
 

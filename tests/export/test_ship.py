@@ -53,7 +53,7 @@ def test_champions_are_written_with_their_texts_and_times(store: SqliteStore, fo
     assert library.texts("softmax")["warp_row_registers.cu"] == FAST.text
 
 
-def test_what_is_shipped_is_in_the_next_archive(store: SqliteStore, folder: Path, tmp_path: Path) -> None:
+def test_shipped_champions_are_in_the_next_archive(store: SqliteStore, folder: Path, tmp_path: Path) -> None:
     store.append(verdict(FAST, **{W: 20.0, V: 30.0}))
     ship(store, "softmax", folder)
     (found,) = seeds.opened(tmp_path / "new.db").find(Evaluation)
@@ -132,7 +132,7 @@ def test_a_shipped_kernel_that_fails_now_is_dropped(store: SqliteStore, folder: 
     assert ([one.kernel.id for one in champions.kernels], set(champions.dropped)) == ([PLAIN.id], {FAST.id})
 
 
-def test_the_command_writes_into_a_folder_and_prints_what_it_wrote(
+def test_the_command_writes_into_a_folder_and_prints_the_champions(
     store: SqliteStore, folder: Path, capsys: Capture
 ) -> None:
     store.append(verdict(FAST, **{W: 20.0, V: 30.0}))
@@ -152,7 +152,7 @@ def test_the_command_writes_into_a_folder_and_prints_what_it_wrote(
         (["--into", "nowhere"], 2, "nowhere is not a folder"),
     ],
 )
-def test_what_cannot_ship_is_explained(
+def test_an_impossible_request_to_ship_is_explained(
     arguments: list[str], code: int, why: str, store: SqliteStore, folder: Path, capsys: Capture
 ) -> None:
     into = [] if "--into" in arguments else ["--into", folder]

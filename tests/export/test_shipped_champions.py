@@ -55,19 +55,19 @@ def test_every_op_is_exported_on_a_fresh_machine(fresh: Path, capsys: Capture) -
 
 
 @pytest.mark.usefixtures("fresh")
-def test_the_report_marks_what_was_measured_elsewhere(capsys: Capture) -> None:
+def test_the_report_marks_times_from_other_machines(capsys: Capture) -> None:
     report = json.loads(evolve(capsys, "export", "softmax", "--json")[1])
     (op,) = report["ops"]
     assert {win["elsewhere"] for kernel in op["kernels"] for win in kernel["wins"]} == {True}
 
 
-def test_what_this_machine_has_confirmed_replaces_what_ships(fresh: Path, capsys: Capture) -> None:
+def test_champions_confirmed_on_this_machine_replace_shipped_ones(fresh: Path, capsys: Capture) -> None:
     path = archive(replace(WON, created=20.0)).path
     assert evolve(capsys, "export", "softmax", "--archive", path)[0] == 0
     assert rows(fresh / "primitives") == {("NVIDIA H200", False)}
 
 
-def test_what_ships_for_another_gpu_stays_beside_what_this_one_has_confirmed(fresh: Path, capsys: Capture) -> None:
+def test_shipped_champions_of_another_gpu_stay_beside_those_confirmed_on_this_one(fresh: Path, capsys: Capture) -> None:
     path = archive(replace(WON, device=A100, created=20.0)).path
     assert evolve(capsys, "export", "softmax", "--archive", path)[0] == 0
     assert rows(fresh / "primitives") == {("NVIDIA H200", True), ("NVIDIA A100", False)}

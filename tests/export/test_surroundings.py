@@ -1,4 +1,4 @@
-"""A package where something is missing, foreign, damaged or done by many at once."""
+"""A package in unusual surroundings: missing or damaged files, an unknown GPU, many processes at once."""
 
 import os
 import subprocess
@@ -83,7 +83,9 @@ def test_a_source_that_was_changed_never_runs(tmp_path: Path, change: bytes) -> 
     assert not machine.launched
 
 
-def test_what_a_killed_process_left_in_the_cache_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_a_killed_process_left_in_the_cache_are_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(cached.VARIABLE, str(tmp_path))
     (tmp_path / "entryabcdef.part").write_bytes(b"half")
     cached.keep("entry.cubin", b"whole")

@@ -78,7 +78,7 @@ def program(folder: Path, text: str = PROGRAM.format(mark="")) -> str:
     return f"{folder}/mymodule.py:fused@{folder}/inputs.py"
 
 
-def test_a_function_is_exported_under_its_name_with_what_it_needs_of_its_file_alone(tmp_path: Path) -> None:
+def test_a_function_is_exported_under_its_name_with_only_the_code_that_it_needs(tmp_path: Path) -> None:
     package = package_of(program(tmp_path), tmp_path, "package_of_a_function")
     x, weight = torch.randn(6, 8), torch.randn(8)
     torch.testing.assert_close(package.fused(x, weight), torch.tanh(x * 2 * weight))
@@ -113,7 +113,7 @@ def test_a_decorated_function_is_exported_without_its_decorator(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("task", [TANH, RECURRENT, RMS, DEFINITION], ids=lambda task: task.stem)
-def test_a_task_is_exported_and_computes_what_it_computed(tmp_path: Path, task: Path) -> None:
+def test_an_exported_task_computes_the_same_as_the_task(tmp_path: Path, task: Path) -> None:
     if task == TANH:  # its tensors have 134 million elements
         task = tmp_path / TANH.name
         task.write_text(TANH.read_text().replace("4096 * 2", "8").replace("16384", "64"))
@@ -170,7 +170,7 @@ def test_a_function_that_needs_more_than_torch_is_refused_in_one_line(
     assert len(str(refused.value).splitlines()) == 2
 
 
-def test_the_gradients_of_a_robust_kbench_task_are_refused_with_what_to_do() -> None:
+def test_the_gradients_of_a_robust_kbench_task_are_refused_with_a_hint() -> None:
     from evolve.export.portable import portable
     from evolve.export.runtime_copy import NotPortableError
 
@@ -180,7 +180,7 @@ def test_the_gradients_of_a_robust_kbench_task_are_refused_with_what_to_do() -> 
 
 
 @pytest.mark.parametrize("words", [(), ("fused",)])
-def test_a_function_named_alone_or_not_at_all_is_left_out_with_the_command_that_exports_it(
+def test_a_function_named_without_its_file_is_left_out_with_the_command_that_exports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
     locator = program(tmp_path)

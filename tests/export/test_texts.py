@@ -32,7 +32,7 @@ HOSTILE = [
 
 
 def exported(folder: Path, said: str, op: Op = SOFTMAX) -> Path:
-    """Export an archive in which every free text is `said`, and return the package."""
+    """Export an archive in which every free text is this one, and return the package."""
     kernel = simple(op.name)
     kernel = kernel.with_plan(replace(kernel.plan, note=HIDDEN.sub("", said)))
     verdict = confirmed(kernel, everywhere(op, 50.0), replace(H200, name=said, driver=said, torch=said))

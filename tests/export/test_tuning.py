@@ -1,4 +1,4 @@
-"""Autotuning: times here decide between kernels and PyTorch, and the cache on disk keeps the decision."""
+"""Autotuning: times on this machine decide between kernels and PyTorch, and the cache on disk keeps the decision."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -58,7 +58,7 @@ def test_cross_entropy_needs_no_label_smoothing() -> None:
     assert defaults(op) == {"ignore_index": -100, "label_smoothing": 0.0}
 
 
-def test_a_dim_in_a_tensor_is_not_the_one_of_an_earlier_call(tmp_path: Path) -> None:
+def test_a_dim_given_as_a_tensor_is_read_at_every_call(tmp_path: Path) -> None:
     softmax = function(tmp_path, "softmax")
     x = torch.randn(4, 4)
     for dim in (0, 1, 0, 1):
@@ -94,7 +94,7 @@ def test_a_number_of_another_type_raises_pytorchs_error(tmp_path: Path, momentum
 
 
 @pytest.mark.parametrize("dropout", [None, "a", torch.ones(2)], ids=["none", "text", "tensor"])
-def test_a_layer_of_several_ones_refuses_what_pytorch_does(tmp_path: Path, dropout: object) -> None:
+def test_a_layer_of_several_ones_refuses_the_same_arguments_as_pytorch(tmp_path: Path, dropout: object) -> None:
     layer = torch.nn.RNN(4, 8, num_layers=2)
     given = (
         torch.randn(5, 3, 4),
@@ -112,7 +112,7 @@ def test_a_layer_of_several_ones_refuses_what_pytorch_does(tmp_path: Path, dropo
 
 
 @pytest.mark.parametrize("groups", [1, True])
-def test_a_convolution_refuses_what_pytorch_does(tmp_path: Path, groups: int) -> None:
+def test_a_convolution_refuses_the_same_arguments_as_pytorch(tmp_path: Path, groups: int) -> None:
     """A bias of integers, where the channels lie last in memory, and a flag in place of a number."""
     x, weight = (torch.randn(2, 3, 5, 5).to(memory_format=torch.channels_last) for _ in range(2))
     bias = None if groups is True else torch.ones(2, dtype=torch.int64)

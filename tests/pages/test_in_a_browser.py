@@ -42,7 +42,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-# The command, in a process whose archives leave out what was measured and ships: it would hide the times of a test.
+# The command, in a process whose archives leave out shipped measurements, which would hide the times of a test.
 COMMAND = f"""
 import sys
 sys.path.insert(0, {str(Path(shipped_measurements.__file__).parent)!r})
@@ -105,7 +105,7 @@ def tab(opened: Browser) -> Browser:
 
 @pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_is_shown_without_complaint_and_fits_the_window(tab: Browser, site: str, page: str, width: int) -> None:
+def test_a_page_is_shown_without_errors_and_fits_the_window(tab: Browser, site: str, page: str, width: int) -> None:
     tab.view(width, 800, dark=width < 800)
     tab.open(f"{site}{page}")
     assert tab.run("document.querySelector('h1').textContent.trim().length") > 3
@@ -156,7 +156,7 @@ def test_axe_finds_nothing_serious_in_the_one_file(tab: Browser, written: str, p
     address = tab.run(f"document.querySelector('section.page[data-page^=\"{page}\"]').dataset.page.split(' ')[0]")
     tab.run(f"location.hash = '#/{address.lstrip('/')}'")
     tab.until(f"document.querySelector('section.page:not([hidden])').dataset.page.startsWith('{address}')")
-    # What is hidden is left out of what axe examines, but would take it half a minute.
+    # Axe does not examine hidden elements, but would need half a minute to skip them.
     tab.run("document.querySelectorAll('section.page[hidden]').forEach((other) => other.remove())")
     assert violations(tab) == []
 
@@ -214,7 +214,7 @@ def test_rows_are_filtered_and_only_those_are_saved(tab: Browser, site: str) -> 
     heading, row = saved.strip().split("\r\n")
     assert heading.startswith('"#","kernel","mean"')
     assert BEST.id[:8] in row
-    assert '"2.32","3/3"' in row  # numbers without what is around them on the page
+    assert '"2.32","3/3"' in row  # numbers without the units that the page shows
     assert "<script>" in row  # text, in a file of text
 
 
@@ -248,7 +248,7 @@ def test_a_page_changes_while_a_run_writes_and_keeps_its_filter(tab: Browser, si
     assert not tab.complaints
 
 
-def test_what_did_not_change_keeps_the_focus_and_its_place(tab: Browser, site: str, path: Path) -> None:
+def test_elements_that_did_not_change_keep_the_focus_and_their_place(tab: Browser, site: str, path: Path) -> None:
     tab.open(f"{site}kernel/{BEST.id}")
     tab.until("document.getElementById('status').textContent === 'live'")
     tab.run("document.querySelector('button.copy').focus()")
@@ -259,7 +259,7 @@ def test_what_did_not_change_keeps_the_focus_and_its_place(tab: Browser, site: s
     assert not tab.complaints
 
 
-def test_a_page_without_anything_fills_itself_once_something_is_written(
+def test_an_empty_page_is_filled_once_a_record_is_written(
     tab: Browser, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     path = tmp_path / "empty.db"
@@ -275,7 +275,7 @@ def test_a_page_without_anything_fills_itself_once_something_is_written(
     assert not tab.complaints
 
 
-def test_a_server_that_ends_says_nothing_and_its_open_pages_say_so(tab: Browser, path: Path) -> None:
+def test_a_server_ends_without_output_and_its_open_pages_report_the_end(tab: Browser, path: Path) -> None:
     process, address = served(path)
     tab.open(address)
     tab.until("document.getElementById('status').textContent === 'live'")

@@ -1,4 +1,4 @@
-"""What the page of a kernel says of the kernels made from it, and of what the archive lacks."""
+"""The page of a kernel: its children, and records that the archive lacks."""
 
 from itertools import pairwise
 
@@ -51,7 +51,7 @@ def test_a_parent_that_is_there_has_a_link() -> None:
     assert f'href="/kernel/{PARENT.id}"' in Renderer(addresses.served).kernel(view).body
 
 
-def test_of_many_ancestors_the_nearest_are_named() -> None:
+def test_the_nearest_of_many_ancestors_are_named() -> None:
     line = [kernel(number) for number in range(ANCESTORS_SHOWN + 5)]
     store = archive_of(proposal(line[0]), *(proposal(below, above.id) for above, below in pairwise(line)))
     last, near = kernel_page(store, line[-1].id), kernel_page(store, line[ANCESTORS_SHOWN].id)

@@ -1,4 +1,4 @@
-"""The report in one file: complete, without requests, and with everything that a model wrote shown as text."""
+"""The report in one file: it is complete, makes no requests, and shows everything that a model wrote as text."""
 
 import html
 import re
@@ -70,7 +70,7 @@ def test_every_link_leads_to_a_page_in_the_file(parsed: Parsed) -> None:
     assert {href.removeprefix("#/") or "/" for href in links} <= parsed.pages
 
 
-def test_it_names_nothing_that_a_browser_would_load(parsed: Parsed) -> None:
+def test_it_has_no_address_that_a_browser_would_load(parsed: Parsed) -> None:
     assert not parsed.values("src")
     assert all(href.startswith("#") for href in parsed.values("href"))
     assert not {"link", "iframe", "object", "embed", "base", "form", "img"} & {tag for tag, _ in parsed.elements}
@@ -82,7 +82,7 @@ def test_its_policy_allows_only_its_own_script_and_style(text: str) -> None:
     assert "unsafe" not in policy
 
 
-def test_what_a_model_wrote_is_text(parsed: Parsed) -> None:
+def test_text_of_a_model_is_shown_as_text(parsed: Parsed) -> None:
     """A note, a reply and a log with a script, a prompt with HTML, a log with terminal codes."""
     assert [tag for tag, _ in parsed.elements].count("script") == 1
     assert "injected" not in parsed.values("id")
@@ -90,7 +90,7 @@ def test_what_a_model_wrote_is_text(parsed: Parsed) -> None:
     assert "{{ 7 * 7 }}" in "".join(parsed.text)
 
 
-def test_control_characters_are_written_out(text: str) -> None:
+def test_control_characters_are_escaped(text: str) -> None:
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text)
     assert "\\u001b[31mred" in text
 
@@ -126,7 +126,7 @@ def test_emulated_times_are_not_compared_with_pytorch(text: str) -> None:
     assert "eager" not in page
 
 
-def test_champions_and_their_ancestors_have_a_page_however_few_are_wanted(path: Path) -> None:
+def test_champions_and_their_ancestors_have_a_page_whatever_the_limit(path: Path) -> None:
     store = open_archive(path, read_only=True)
     pages = Parsed(report(store, ["softmax"], kernels=0)).pages
     kernels = {address for address in pages if address.startswith("kernel/")}
@@ -171,7 +171,7 @@ def test_a_file_that_cannot_be_written_is_named(path: Path, capsys: pytest.Captu
     assert "--out" in errors
 
 
-def test_the_first_page_names_the_archive_or_says_that_it_shows_what_ships(text: str, path: Path) -> None:
+def test_the_first_page_names_the_archive_or_the_shipped_kernels(text: str, path: Path) -> None:
     shipped = report(shown_archive.fill(Path(":memory:"), 2), [])
     assert f"<h1>Kernels in {path.name}</h1>" in text
     assert "<h1>Kernels that ship with evolve</h1>" in shipped

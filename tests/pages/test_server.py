@@ -1,4 +1,4 @@
-"""The server: which requests it answers, what its answers forbid, and that it writes nothing."""
+"""The server: requests that it answers, headers of its answers, and no writes to the archive."""
 
 import asyncio
 import itertools
@@ -72,7 +72,7 @@ def test_two_hosts_are_refused() -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
-def test_only_reading_is_answered(client: TestClient, method: str) -> None:
+def test_only_read_requests_are_answered(client: TestClient, method: str) -> None:
     assert client.request(method, "/").status_code == 405
 
 
@@ -95,7 +95,7 @@ def test_every_answer_forbids_inline_scripts_and_frames(client: TestClient, page
     assert headers["x-content-type-options"] == "nosniff"
 
 
-def test_what_a_model_wrote_is_text(client: TestClient) -> None:
+def test_text_of_a_model_is_shown_as_text(client: TestClient) -> None:
     text = client.get(f"/kernel/{BEST.id}").text
     assert text.count("<script") == 1
     assert '<script src="/static/pages.js"></script>' in text
@@ -110,7 +110,7 @@ def test_without_gpu_times_an_op_names_its_fittest_kernel(client: TestClient) ->
     assert "as fast as the best of PyTorch" not in page
 
 
-def test_why_a_kernel_failed_stands_at_the_top_of_its_page(client: TestClient) -> None:
+def test_the_reason_of_a_failure_is_at_the_top_of_the_page(client: TestClient) -> None:
     summary = client.get(f"/kernel/{shown_archive.broken().id}").text.partition("<h2>Source</h2>")[0]
     assert "compile error</strong> on NVIDIA H200: <bdi>kernel.cu(3): error: \\u001b[31mred" in summary
 
@@ -156,7 +156,7 @@ def test_every_link_of_a_page_is_answered(client: TestClient, page: str) -> None
     assert {link: client.get(link).status_code for link in some} == dict.fromkeys(some, 200)
 
 
-def test_a_page_shows_what_was_written_since(client: TestClient, writer: SqliteStore) -> None:
+def test_a_page_shows_records_that_were_written_since(client: TestClient, writer: SqliteStore) -> None:
     before = client.get(f"/run/{RUNS['gelu'][0]}").text
     writer.append(Leg(RUNS["gelu"][0], 2_000_000_000.0))
     assert client.get(f"/run/{RUNS['gelu'][0]}").text != before
@@ -254,7 +254,7 @@ def test_kernels_runs_and_devices_can_be_compared(client: TestClient) -> None:
 @pytest.mark.parametrize(
     "page", ["kernels/a/b", "runs/a/b", "devices/none", f"runs/{RUNS['softmax'][0]}/{RUNS['gelu'][0]}", "kernels", ""]
 )
-def test_what_cannot_be_compared_says_so(client: TestClient, page: str) -> None:
+def test_an_impossible_comparison_is_explained(client: TestClient, page: str) -> None:
     assert client.get(f"/compare/{page}").status_code == 404
 
 

@@ -30,13 +30,13 @@ UNKNOWN = "/somewhere/mine.py:fused"
 
 @pytest.fixture(scope="module")
 def aside() -> WorkAside:
-    """Return what one process has read."""
+    """Return the records that one process has read."""
     made = WorkAside()
     made.read([("softmax", H200), ("gelu", H200), ("softmax", CPU), (UNKNOWN, H200)])
     return made
 
 
-def test_the_work_is_what_the_ops_themselves_tell(aside: WorkAside) -> None:
+def test_the_work_equals_that_of_the_ops(aside: WorkAside) -> None:
     assert aside("softmax", H200) == work_of("softmax", H200)
     assert aside("gelu", H200) == work_of("gelu", H200)
     assert aside("softmax", CPU) != aside("softmax", H200)  # other rates
@@ -46,7 +46,7 @@ def test_an_op_that_the_catalog_does_not_have_has_no_work(aside: WorkAside) -> N
     assert aside(UNKNOWN, H200) == {}
 
 
-def test_what_cannot_be_read_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_op_that_cannot_be_read_is_not_requested_again(monkeypatch: pytest.MonkeyPatch) -> None:
     aside = WorkAside()
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     assert aside("softmax", H200) == {}

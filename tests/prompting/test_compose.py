@@ -189,7 +189,7 @@ def test_the_prompt_for_a_port_names_the_op_of_the_donor() -> None:
     assert "The donor above computes another op, `row_sum`" in prompt(PORT)
 
 
-def test_a_port_within_an_op_asks_for_the_other_dtypes() -> None:
+def test_a_port_within_an_op_requests_the_other_dtypes() -> None:
     request, _ = situation(PORT)
     sibling = alive(parse(DONOR_TEXT.replace("row_sum", OP.name)), GPU, 20.0)
     told = compose(request, PORT, (sibling,), REFERENCE)[1].content
@@ -254,7 +254,7 @@ def test_a_parent_is_shown_with_its_setting_and_the_bytes_in_flight() -> None:
     assert "occupancy 75%: one load of each thread is 6 KiB in flight a multiprocessor" in told
 
 
-def test_a_crossover_may_bring_an_idea_of_its_own() -> None:
+def test_a_crossover_may_add_a_new_idea() -> None:
     request, (fast, slow) = situation(CROSSOVER)
     beaten = replace(slow, evaluation=replace(slow.evaluation, measurements=slow.evaluation.measurements[:1]))
     told = compose(request, CROSSOVER, (fast, beaten), REFERENCE)[1].content
@@ -343,14 +343,14 @@ def test_a_second_prompt_keeps_the_form() -> None:
     assert ask_again("half an edit", "nothing matches", EDITS)[1].content.endswith(ANSWERS[EDITS])
 
 
-def test_an_op_bound_by_memory_is_told_no_rates_of_matrix_products() -> None:
+def test_the_prompt_for_an_op_bound_by_memory_has_no_rates_of_matrix_products() -> None:
     assert "TFLOP/s" not in prompt(DRAFT)
     request, _ = situation(DRAFT)
     heavy = replace(request, op=replace(OP, flops=lambda dims: 10**6 * dims["rows"] * dims["cols"]))
     assert "float32 matrix products 50 TFLOP/s" in compose(heavy, DRAFT, (), REFERENCE)[1].content
 
 
-def test_measured_costs_of_the_device_are_told() -> None:
+def test_the_prompt_holds_the_measured_costs_of_the_device() -> None:
     request, _ = situation(DRAFT)
     measured = replace(request.device, l2_gb_s=5512.3, launch_us=1.94, grid_barrier_us=1.25)
     text = compose(replace(request, device=measured), DRAFT, (), REFERENCE)[1].content
@@ -360,6 +360,6 @@ def test_measured_costs_of_the_device_are_told() -> None:
     assert "one more launch" not in prompt(DRAFT)
 
 
-def test_instructions_that_the_emulator_lacks_are_not_taught_there() -> None:
+def test_prompts_on_the_emulator_omit_instructions_that_it_lacks() -> None:
     assert "# Instructions of sm_90a" in prompt(DRAFT)
     assert "# Instructions" not in prompt(DRAFT, EMULATOR)

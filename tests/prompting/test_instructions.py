@@ -1,4 +1,4 @@
-"""The instructions that prompts teach: every example compiles, and each is shown where op and GPU have a use for it."""
+"""Instructions in prompts: every example compiles, and is shown where the GPU has it and the op can use it."""
 
 import pytest
 from each import each
@@ -15,7 +15,7 @@ from evolve.prompting.instructions import (
     instructions_section,
 )
 
-# What an example assumes: declarations before it in the kernel, and its result.
+# Code that an example needs: declarations before it in the kernel, and its result.
 SETTING = {
     "cp.async": ("__shared__ alignas(16) x_t tile[2][8 * 128]; int stage = 0;", "tile[0][threadIdx.x]"),
     "cp.async.bulk": ("constexpr int COUNT = 256; int bytes = COUNT * sizeof(x_t);", "row[threadIdx.x]"),
@@ -81,10 +81,10 @@ def test_wgmma_is_for_hopper_alone() -> None:
     assert "wgmma" not in instructions_section("sm_100a", products=True, streams=True)
 
 
-def test_nothing_is_said_of_an_unknown_architecture() -> None:
+def test_an_unknown_architecture_has_no_section() -> None:
     assert instructions_section("", products=True, streams=True) == ""
 
 
-def test_nothing_is_said_of_grammar_that_is_refused() -> None:
+def test_reserved_grammar_is_not_mentioned() -> None:
     said = instructions_section("sm_90a", products=True, streams=True)
     assert not [word for word in ("library", "overlap") if word in said]

@@ -1,4 +1,4 @@
-"""The examples of instructions at work: what they compute, emulated and on a GPU of the Hopper generation."""
+"""Results of the examples of instructions, emulated and on a GPU of the Hopper generation."""
 
 import pytest
 import torch
@@ -111,7 +111,7 @@ def test_an_example_computes_the_same_when_it_is_emulated(name: str) -> None:
 
 @pytest.mark.gpu
 @each({name: name for name in EXAMPLES})
-def test_an_example_computes_what_its_words_say(name: str) -> None:
+def test_an_example_computes_what_its_description_says(name: str) -> None:
     device = made("cuda")
     if not EXAMPLES[name].on(device.info.arch):
         pytest.skip(f"{device.info.arch} lacks {name}")

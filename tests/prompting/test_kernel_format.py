@@ -78,7 +78,7 @@ def test_the_names_in_the_rules_are_defined_by_the_prelude(name: str) -> None:
     assert re.search(rf"\b{name}\b", PRELUDE)
 
 
-def test_the_rules_say_nothing_of_grammar_that_is_refused() -> None:
+def test_the_rules_do_not_mention_reserved_grammar() -> None:
     assert [word for word in ("tensor_maps", "TMA", "overlap", "library =") if word in rules()] == []
 
 

@@ -182,7 +182,7 @@ def test_a_kernel_is_weakest_where_it_is_furthest_from_the_speed_of_light() -> N
     assert weak.workload == OP.gpu[1].key
 
 
-def test_a_population_is_as_good_at_a_workload_as_its_best_kernel_there() -> None:
+def test_a_population_has_the_time_of_its_best_kernel_at_a_workload() -> None:
     request = Request(OP, GPU, 1, 0, population=(alive(KERNEL, GPU, 80.0, 30.0), alive(SLOW, GPU, 34.0, 90.0)))
     key, best = weakest_workload(request)
     assert best is not None

@@ -1,4 +1,4 @@
-"""Length of prompts: what is cut to stay within the limit, and what keeps a text from breaking out of its block."""
+"""Length of prompts: sections are cut to stay within the limit, and no text breaks out of its block."""
 
 from dataclasses import replace
 

@@ -111,7 +111,7 @@ def test_a_kernel_for_other_dtypes_than_the_tasks_is_left_out(tmp_path: Path) ->
     assert found.plan.dtypes == ("float32",)
 
 
-def test_every_kernel_of_softmax_is_adapted_and_says_where_it_comes_from(tmp_path: Path) -> None:
+def test_every_kernel_of_softmax_is_adapted_and_names_its_origin(tmp_path: Path) -> None:
     kernels = list(kernels_for(task(tmp_path, "my_softmax")))
     assert len(kernels) == len(library.shipped("softmax"))
     assert all(kernel.plan.note.endswith("(a kernel of softmax, adapted)") for kernel in kernels)

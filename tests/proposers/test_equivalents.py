@@ -46,7 +46,7 @@ def problem(folder: Path, forward: str, shape: str = "batch, features", init: st
         ("torch.nn.functional.gelu(x, approximate='tanh')", "batch, features", "gelu_tanh", {"n": "batch * features"}),
     ],
 )
-def test_a_task_is_recognised_by_what_it_computes(
+def test_a_task_is_recognised_by_its_results(
     tmp_path: Path, forward: str, shape: str, name: str, dims: dict[str, str]
 ) -> None:
     (equivalent,) = equivalents(problem(tmp_path, forward, shape))

@@ -119,7 +119,7 @@ def test_every_extreme_and_arrangement_of_an_op_can_be_drawn_and_computed(name: 
 
 
 @each({name: name for name in catalog.names() if name != "ctc_loss_backward"}, quick=some())  # log of zero: log_alpha
-def test_an_extreme_that_is_finite_stays_so_whatever_an_op_makes_of_its_inputs(name: str) -> None:
+def test_a_finite_extreme_remains_finite_after_an_op_has_drawn_its_inputs(name: str) -> None:
     op = catalog.load(name)
     of_dtypes = {workload.dtype: workload for workload in op.emulated}
     for workload in of_dtypes.values():
@@ -156,7 +156,7 @@ def test_infinities_of_both_signs_are_drawn() -> None:
     assert bool((x == -math.inf).any())
 
 
-def test_some_rows_are_nothing_but_minus_infinity() -> None:
+def test_some_rows_are_entirely_minus_infinity() -> None:
     whole = (drawn(catalog.load("softmax"), MINUS_INF)["x"] == -math.inf).all(1)
     assert 2 <= int(whole.sum()) < len(whole)
 
@@ -218,7 +218,7 @@ def test_extremes_share_a_draw_only_where_each_row_of_every_output_depends_on_on
     assert not meets_extremes_by_rows(catalog.load("softmax"), catalog.load("softmax").awkward[-1])
 
 
-def test_nan_is_put_into_one_input_alone() -> None:
+def test_nan_is_put_into_only_one_input() -> None:
     inputs = drawn(catalog.load("cumprod"), "NaN_in_x")
     assert bool(inputs["x"].isnan().any())
     assert not bool(inputs["x"].isnan().all())
@@ -230,7 +230,7 @@ def nan_at(op: str, values: str) -> set[str]:
     return {name for name, tensor in found if bool(tensor.isnan().any()) and not bool(tensor.isnan().all())}
 
 
-def test_nan_is_put_into_the_weights_and_nothing_else() -> None:
+def test_nan_is_put_only_into_the_weights() -> None:
     assert nan_at("layer_norm", NAN_IN_WEIGHTS) == {"weight", "bias"}
 
 
@@ -239,7 +239,7 @@ def test_a_backward_op_meets_nan_in_its_gradients_and_in_what_the_forward_saved_
     assert nan_at("gelu_backward", SAVED_NAN) == {"x"}
 
 
-def test_scales_that_cancel_along_a_sum_leave_the_products_as_they_are() -> None:
+def test_scales_that_cancel_along_a_sum_do_not_change_the_products() -> None:
     gemm = catalog.load("gemm")
     usual, apart = drawn(gemm, NORMAL), drawn(gemm, "a_and_b_scaled_apart")
     assert not torch.equal(usual["a"], apart["a"])
@@ -247,7 +247,7 @@ def test_scales_that_cancel_along_a_sum_leave_the_products_as_they_are() -> None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_numbers_far_below_zero_are_finite_and_below_what_stands_for_minus_infinity(dtype: str) -> None:
+def test_numbers_far_below_zero_are_finite_and_below_those_used_for_minus_infinity(dtype: str) -> None:
     softmax = catalog.load("softmax")
     workload = next(workload for workload in softmax.emulated if workload.dtype == dtype)
     x = drawn(softmax, "far_below", workload)["x"]
@@ -266,7 +266,7 @@ def test_opposed_keys_give_every_query_equal_scores_far_below_zero(name: str) ->
 
 
 @pytest.mark.parametrize("name", ["attention", "causal_attention", "grouped_query_attention", "decode_attention"])
-def test_moved_scores_lie_far_below_zero_and_far_above_and_differ(name: str) -> None:
+def test_moved_scores_are_far_below_zero_and_far_above_and_differ(name: str) -> None:
     inputs = drawn(catalog.load(name), "scores_moved")
     q, k = inputs["q"], inputs["k"]
     asked = q.reshape(len(q), k.shape[1], -1, q.shape[-1])
@@ -300,14 +300,14 @@ def test_infinities_do_not_meet_in_a_single_input_in_gradients_or_where_they_are
     assert not {EQUAL_INFINITIES, OPPOSITE_INFINITIES} & {*catalog.load(name).arrangements}
 
 
-def test_fp8_meets_numbers_halfway_between_two_of_its_own() -> None:
+def test_fp8_meets_numbers_halfway_between_two_neighbours() -> None:
     op = catalog.load("quantise_rows_fp8")
     x = drawn(op, "halves", op.emulated[0])["x"][:, 1:]
     mantissa, _ = torch.frexp(x)
     assert bool(((mantissa.abs() * 32 - 16) % 2 == 1).all())
 
 
-def test_a_permutation_with_its_front_half_in_place_is_one() -> None:
+def test_an_arrangement_with_its_first_half_in_place_is_a_permutation() -> None:
     indices = drawn(catalog.load("sort_backward"), "indices_half_in_place")["indices"]
     size = indices.shape[1]
     assert torch.equal(indices.sort(-1).values, torch.arange(size).expand_as(indices))
@@ -315,7 +315,7 @@ def test_a_permutation_with_its_front_half_in_place_is_one() -> None:
     assert bool((indices[:, -1] == size // 2).all())
 
 
-def test_a_value_is_sprinkled_over_a_share_of_an_input() -> None:
+def test_a_share_of_an_input_has_one_value() -> None:
     x = torch.ones(100, 100)
     sprinkled("x", 0.25, zeros=0.0)["zeros_in_x"]({"x": x}, torch.Generator().manual_seed(1), {})
     assert 0.2 < float((x == 0).float().mean()) < 0.3
@@ -335,7 +335,7 @@ def test_an_op_that_exempts_nan_meets_it_in_each_input_where_results_depend_on_i
 
 def test_an_op_may_exempt_nan_altogether() -> None:
     assert not catalog.load("sort").counted_nan
-    assert not catalog.load("softmax").counted_nan  # which defines NaN everywhere
+    assert not catalog.load("softmax").counted_nan  # an op that defines NaN everywhere
 
 
 def test_an_input_is_scaled_alone() -> None:
@@ -358,7 +358,7 @@ def test_rows_of_a_search_have_several_nan() -> None:
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
-def test_a_maximum_meets_windows_of_minus_inf_alone_behind_the_first_place(rank: int) -> None:
+def test_a_maximum_meets_windows_of_only_minus_inf_after_the_first_place(rank: int) -> None:
     x = drawn(catalog.load(f"max_pool{rank}d"), "planes_of_minus_inf_in_x")["x"].flatten(0, 1).flatten(1)
     empty = x.isneginf().all(1)
     assert bool(empty.any())

@@ -42,14 +42,14 @@ def test_a_backward_agrees_with_autograd_where_inputs_are_zero(op: Op, backward:
     _agrees(op, backward, workload, inputs)
 
 
-def test_no_gradient_comes_of_a_batch_of_which_every_row_is_ignored() -> None:
+def test_a_batch_with_only_ignored_rows_has_no_gradient() -> None:
     op, backward = PAIRS["cross_entropy_backward"]
     workload = next(workload for workload in op.emulated if workload.dtype == "float32")
     inputs = inputs_at(op, workload, 0, "cpu", "all_ignored")
     _agrees(op, backward, workload, inputs)
 
 
-def test_a_row_of_scores_that_is_masked_altogether_has_a_gradient_of_zero() -> None:
+def test_a_row_of_scores_that_is_entirely_masked_has_a_gradient_of_zero() -> None:
     op, backward = PAIRS["masked_softmax_backward"]
     workload = next(workload for workload in op.emulated if workload.dtype == "float32")
     inputs = inputs_at(op, workload, 0, "cpu")

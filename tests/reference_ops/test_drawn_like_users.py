@@ -14,7 +14,7 @@ SPEECH = Workload("float32", tuple(ctc_loss.at(400, 16, 30, 60).items()))
 
 
 def unevenness(log_probs: torch.Tensor, frames: int) -> float:
-    """Return the largest difference between the share of labels spoken and the share of frames passed."""
+    """Return the largest difference between the share of labels and the share of frames up to a frame."""
     heard = log_probs[:frames].argmax(-1)
     begins = (heard != ctc_loss.BLANK) & (heard != torch.nn.functional.pad(heard[:-1], (1, 0)))
     spoken = begins.cumsum(0) / begins.sum()
@@ -22,7 +22,7 @@ def unevenness(log_probs: torch.Tensor, frames: int) -> float:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_labels_of_ctc_are_spoken_at_an_uneven_pace(seed: int) -> None:
+def test_labels_of_ctc_have_uneven_lengths(seed: int) -> None:
     inputs = inputs_at(catalog.load("ctc_loss"), SPEECH, seed, "cpu")
     lengths = inputs["input_lengths"].tolist()
     found = [unevenness(inputs["log_probs"][:, sample], frames) for sample, frames in enumerate(lengths)]

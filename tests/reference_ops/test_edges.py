@@ -1,4 +1,4 @@
-"""Workloads at the edges of what an op takes: parameters, small and equal sizes, long rows."""
+"""Workloads at the edges of an op's range: parameters, small and equal sizes, long rows."""
 
 import itertools
 import random
@@ -42,7 +42,7 @@ def special(op: Op) -> set[tuple[str, float]]:
     return {one.pop() for one in drawn}
 
 
-def test_parameters_are_zero_and_far_off_one_at_a_time() -> None:
+def test_single_parameters_are_zero_or_far_from_listed_values() -> None:
     names = dict(catalog.load("sgd_momentum").emulated[0].parameters)
     assert special(catalog.load("sgd_momentum")) >= {(name, value) for name in names for value in SPECIAL}
 
@@ -58,7 +58,7 @@ def test_an_eps_and_a_rate_are_not_below_zero() -> None:
     assert all(value >= 0 for op in ("sgd_momentum", "adamw") for _, value in special(catalog.load(op)))
 
 
-def test_parameters_stay_valid_and_integers_are_left_alone() -> None:
+def test_parameters_stay_valid_and_integers_are_not_changed() -> None:
     dropout, pool = catalog.load("dropout"), catalog.load("avg_pool2d")
     assert {dict(w.parameters)["p"] for w in special_parameters(dropout, anything, 2**18)} == {0.0}
     assert not special_parameters(pool, anything, 2**18)
@@ -121,7 +121,7 @@ def test_integer_parameters_far_apart_are_valid_and_as_listed(op: Op) -> None:
      ("depthwise_conv2d_backward_weight", "s", "width"), ("conv2d_channels_last", "s", "width"),
      ("conv1d", "taps", "length")],
 )  # fmt: skip
-def test_a_window_is_once_larger_by_one_than_what_it_moves_over(name: str, window: str, over: str) -> None:
+def test_a_window_is_once_larger_by_one_than_its_input(name: str, window: str, over: str) -> None:
     op = catalog.load(name)
     (workload,) = windows_past_borders(op, anything, MOST_BYTES)
     assert op.is_valid(workload)
@@ -129,7 +129,7 @@ def test_a_window_is_once_larger_by_one_than_what_it_moves_over(name: str, windo
     assert known(workload)[window] == 1 + known(workload)[over] > 1
 
 
-def test_no_window_passes_borders_where_none_moves_or_the_kernel_refuses() -> None:
+def test_no_window_passes_borders_if_the_op_has_no_window_or_the_kernel_refuses() -> None:
     for name in ("softmax", "gemm", "upsample_bilinear", "topk"):
         assert not windows_past_borders(catalog.load(name), anything, MOST_BYTES)
     assert not windows_past_borders(catalog.load("max_pool1d"), lies_within, MOST_BYTES)
@@ -168,7 +168,7 @@ def test_every_small_size_is_met_at_a_listed_workload_or_a_drawn_one(name: str, 
 
 
 @ops
-def test_small_sizes_are_valid_and_stand_beside_larger_ones(op: Op) -> None:
+def test_small_sizes_are_valid_and_beside_larger_ones(op: Op) -> None:
     for workload in small(op):
         assert op.is_valid(workload)
         assert op.nbytes(workload) <= MOST_BYTES
@@ -234,7 +234,7 @@ def test_any_two_sizes_are_equal_once() -> None:
             assert any(sizes[one] == sizes[other] >= LEAST_EQUAL for sizes in found)
 
 
-def test_a_height_stays_as_it_is_where_the_width_does_not() -> None:
+def test_a_height_is_unchanged_where_the_width_changes() -> None:
     op = catalog.load("upsample_bilinear")
     for seed in range(20):
         found = [sizes_of(op, workload) for workload in equal(op, seed)]
@@ -250,7 +250,7 @@ def test_equal_sizes_are_valid_and_leave_others_different(op: Op) -> None:
         assert len(set(sizes.values())) > 1 or len(sizes) <= 2
 
 
-def test_long_rows_are_as_many_as_there_are_distributions_at_each_dtype_and_once_a_single_one() -> None:
+def test_each_dtype_has_a_long_row_for_each_distribution_and_once_a_single_row() -> None:
     op = catalog.load("softmax")
     *many, single = long_rows(op, anything, random.Random(1), 2**21)
     assert {workload.dtype for workload in many} == {*op.dtypes}

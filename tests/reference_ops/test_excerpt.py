@@ -1,4 +1,4 @@
-"""Excerpts of files: what a function needs, and nothing else."""
+"""Excerpts of files: only the code that a function needs."""
 
 import pytest
 
@@ -44,7 +44,7 @@ if __name__ == "__main__":
 '''
 
 
-def test_an_excerpt_has_a_function_with_everything_it_uses_and_nothing_else() -> None:
+def test_an_excerpt_has_a_function_and_only_the_code_it_uses() -> None:
     assert (
         excerpt(FILE, ["fused"])
         == '''from __future__ import annotations

@@ -136,7 +136,7 @@ def test_a_kernel_that_accepts_only_listed_shapes_gets_none() -> None:
     assert found(op, lambda shape: shape in op.gpu) == []
 
 
-def test_a_decay_near_one_stays_a_decay() -> None:
+def test_a_decay_near_one_remains_below_one() -> None:
     betas = {dict(w.parameters)["beta1"] for seed in range(30) for w in drawn_for("adamw", seed)}
     assert len(betas) > 10
     assert min(betas) >= 0.5
@@ -212,7 +212,7 @@ def test_a_plane_of_more_than_65536_pixels_is_among_the_stretched_shapes_of_pool
     assert max(size(shape, "h") * size(shape, "w") for shape in shapes) > 2**16
 
 
-def test_a_sum_is_stretched_beyond_the_power_of_two_behind_its_longest_listed_one() -> None:
+def test_a_sum_is_stretched_beyond_the_power_of_two_after_its_longest_listed_one() -> None:
     op = catalog.load("skinny_gemm")
     assert max(terms for name, terms in listed_sizes(op) if name == "k") < 2**14
     for seed in range(30):
@@ -273,6 +273,6 @@ def test_each_long_dim_is_once_a_power_of_two_and_the_other_dims_together() -> N
     assert all(size(conv, name).bit_count() == 1 for name in ("channels", "filters", "height", "width"))
 
 
-def test_a_power_of_two_is_halved_until_the_kernel_takes_it() -> None:
+def test_a_power_of_two_is_halved_until_the_kernel_accepts_it() -> None:
     (short,) = powers_of_two(catalog.load("softmax"), lambda one: size(one, "cols") < 1000, 2**18)
     assert size(short, "cols") == 512

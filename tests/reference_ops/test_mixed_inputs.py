@@ -1,4 +1,4 @@
-"""Inputs whose rows come from several distributions in turn, and how their outputs are judged."""
+"""Inputs whose rows come from several distributions in turn, and verdicts on their outputs."""
 
 import random
 from dataclasses import replace
@@ -33,7 +33,7 @@ EVEN, ODD = 0, 1  # seeds with and without integer rows, which require integer w
 
 
 def kind(row: torch.Tensor) -> str:
-    """Return which of the op's distributions a row comes from."""
+    """Return the distribution of a row."""
     if len(row.unique()) == 1:
         return "constant"
     if torch.equal(row, row.round()):

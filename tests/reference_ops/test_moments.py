@@ -24,7 +24,7 @@ def test_nan_stays_in_its_row() -> None:
     assert variance.isnan().flatten().tolist() == [False, True, False]
 
 
-def test_batch_norm_on_a_cpu_computes_what_pytorch_does() -> None:
+def test_batch_norm_on_a_cpu_computes_the_same_as_pytorch() -> None:
     op = catalog.load("batch_norm")
     for workload in op.emulated:
         inputs = inputs_at(op, workload, 1, "cpu")

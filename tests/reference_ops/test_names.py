@@ -1,4 +1,4 @@
-"""Names of tasks: those that CUDA C++ has taken are replaced, so that a kernel can declare every size as a constant."""
+"""Names of tasks: those that CUDA C++ declares are replaced, so that a kernel can declare every size as a constant."""
 
 import os
 import re
@@ -68,7 +68,7 @@ def compile_and_run(op: Op) -> None:
     assert all(output.reshape(-1)[0] == 0 for output in outputs.values())
 
 
-def test_a_task_may_name_its_sizes_like_things_of_cuda(tmp_path: Path) -> None:
+def test_a_task_may_give_its_sizes_names_of_cuda(tmp_path: Path) -> None:
     pytest.importorskip("cupy")
     path = tmp_path / "1_Names.py"
     path.write_text("""
@@ -99,7 +99,7 @@ def test_every_name_that_nvrtc_or_the_emulator_declares_is_taken() -> None:
     names = sorted(word for word in words if not word.startswith(UNUSUAL))
     refused = {name for compiles in (by_nvrtc, by_host) for name in refused_names(names, compiles)}
     assert sorted(refused - TAKEN) == []
-    assert len(refused) > 400  # the compilers were asked
+    assert len(refused) > 400  # the compilers were called
 
 
 @pytest.mark.exhaustive
@@ -124,7 +124,7 @@ def headers() -> Iterator[str]:
 
 
 def refused_names(names: list[str], compiles: Compiles) -> set[str]:
-    """Return the names of which a compiler refuses a constant. Those that are not known are tried alone too."""
+    """Return the names that a compiler refuses for a constant. Those that are not known are tried alone too."""
     refused: set[str] = set()
     waiting = [names[start : start + AT_ONCE] for start in range(0, len(names), AT_ONCE)]
     while waiting:

@@ -1,4 +1,4 @@
-"""Functions with one example: which of their sizes become free, and at which other sizes kernels are checked."""
+"""Functions with one example: their free sizes, and the other sizes at which kernels are checked."""
 
 import random
 from pathlib import Path
@@ -114,7 +114,7 @@ def test_a_small_example_is_emulated_as_it_is(tmp_path: Path) -> None:
     assert loaded.emulated[0] == loaded.gpu[0]
 
 
-def test_with_examples_of_several_shapes_only_what_differs_is_free(tmp_path: Path) -> None:
+def test_with_examples_of_several_shapes_only_sizes_that_differ_are_free(tmp_path: Path) -> None:
     loaded = op(tmp_path, "doubled", "torch.zeros(8, 512)", "torch.zeros(8, 1024)")
     assert loaded.inputs[0].dims == ("8", "x_1")
     assert {dict(workload.dims)["x_1"] % 2 for workload in loaded.awkward} >= {1}
@@ -146,7 +146,7 @@ def test_an_output_of_one_dtype_for_inputs_of_two_keeps_it(tmp_path: Path) -> No
     assert torch.float32 == loaded.call(inputs_at(loaded, loaded.gpu[1], 0, "cpu"), loaded.gpu[1])[0].dtype
 
 
-def test_dtypes_that_do_not_go_together_are_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_dtypes_that_cannot_be_combined_are_refused_with_a_hint(tmp_path: Path) -> None:
     half = "(torch.zeros(8, 64).half(), torch.zeros(8, 64).bfloat16())"
     with pytest.raises(CatalogError, match="`y` is float32 and bfloat16 where the first tensor is float32 and float16"):
         op(tmp_path, "second", "(torch.zeros(8, 64), torch.zeros(8, 64))", half)
@@ -188,7 +188,7 @@ def test_only_listed_shapes_count_where_indices_depend_on_the_sizes(tmp_path: Pa
     assert not unlisted(found)
 
 
-def test_a_number_that_must_equal_a_size_is_never_drawn_apart_from_it(tmp_path: Path) -> None:
+def test_a_number_that_must_equal_a_size_is_never_drawn_differently(tmp_path: Path) -> None:
     found = op(tmp_path, "normalised", "lambda: (torch.randn(512, 512), 512)")
     drawn = held_out(found, lambda _: True, random.Random(3), 9, 2**20)
     assert all(dict(one.parameters)["columns"] == dict(one.dims)["x_1"] for one in drawn)

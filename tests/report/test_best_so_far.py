@@ -1,4 +1,4 @@
-"""The best so far over what was spent."""
+"""The best so far by cost."""
 
 import math
 import random
@@ -73,7 +73,7 @@ def test_without_gpu_times_the_first_kernel_counts_as_one() -> None:
     assert (round(found.ratio, 6), round(found.best, 6)) == (2.0, 2.0)
 
 
-def test_kernels_that_raised_the_best_and_some_others_are_kept_of_many() -> None:
+def test_only_kernels_that_raised_the_best_and_some_others_are_kept() -> None:
     times = [90.0 if number != 5 else 20.0 for number in range(12)]
     store = archive_of(*(passed(kernel(n).id, GPU, 1.0 + n, **{A: us}) for n, us in enumerate(times)))
     found = moments(store.find(RankedTimes, "softmax"), [], [], PYTORCH, 3)

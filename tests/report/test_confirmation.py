@@ -51,7 +51,7 @@ def test_a_speedup_of_ten_or_less_needs_no_audit() -> None:
     assert audited(passed("k", w=10.0)) == ""
 
 
-def test_the_audit_of_a_speedup_above_ten_lists_what_was_checked_and_what_was_not() -> None:
+def test_the_audit_of_a_speedup_above_ten_lists_made_and_missing_checks() -> None:
     text = audited(checked(passed("k", GPU, **{W: 5.0})))
     assert "AUDIT: more than 10x" in text
     assert "15.00x at 8×16 fp32" in text

@@ -8,14 +8,14 @@ from evolve.report.differences import side_by_side
 LINES = st.lists(st.sampled_from(["int a = 1;", "int a = 2;", "return a;", "", "}"]), max_size=12).map("\n".join)
 
 
-def test_a_changed_line_stands_beside_the_line_that_it_replaces() -> None:
+def test_a_changed_line_is_beside_the_line_that_it_replaces() -> None:
     ((pair,),) = side_by_side("int warps = 4;", "int warps = 8;")
     assert (pair.left.number, pair.right.number, pair.changed) == (1, 1, True)
     assert [part.text for part in pair.left.parts if part.changed] == ["4"]
     assert [part.text for part in pair.right.parts if part.changed] == ["8"]
 
 
-def test_a_new_line_stands_beside_nothing() -> None:
+def test_a_new_line_is_beside_an_empty_place() -> None:
     ((same, new),) = side_by_side("a", "a\nb")
     assert not same.changed
     assert (new.left.number, new.left.text, new.right.text) == (0, "", "b")

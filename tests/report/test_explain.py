@@ -121,13 +121,13 @@ def test_the_log_decides_which_of_two_steps_an_outcome_belongs_to(
     assert stopped_at(replace(failed("k", outcome), log=log)) == step
 
 
-def test_figures_that_an_older_version_did_not_record_are_not_claimed() -> None:
+def test_figures_that_an_older_version_did_not_record_are_not_printed() -> None:
     printed = text(passed("k", GPU, **{W: 50.0}))
     assert "No figures are recorded" in printed
     assert "0xFF" not in printed
 
 
-def test_emulated_times_are_marked_as_saying_nothing_about_a_gpu() -> None:
+def test_emulated_times_are_marked_as_no_evidence_about_a_gpu() -> None:
     printed = text(checked(passed("k", CPU, **{W: 50.0})))
     assert "speed needs a GPU" in printed
     assert "GB/s" not in printed

@@ -1,4 +1,4 @@
-"""Figures of the README, drawn from what ships and from nothing else."""
+"""Figures of the README, drawn only from shipped measurements."""
 
 import xml.etree.ElementTree as ET
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What the champions of an op reach: over which of its workloads."""
+"""Gains of an op's champions, and the workloads that count."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ def test_a_workload_that_another_champion_accepts_counts_once() -> None:
     assert (len(found.timings), len(found.workloads)) == (2, 2)
 
 
-def test_workloads_of_another_type_do_not_count_if_one_is_asked_for() -> None:
+def test_workloads_of_another_type_do_not_count_if_a_type_is_requested() -> None:
     (found,) = reached_everywhere(archive(only_some(20.0, COLS, TINY)), dtype="float32")
     assert len(found.workloads) == 2
 

@@ -31,7 +31,7 @@ def lines(log: EventLog, watching: Watcher, event: Proposal | Evaluation) -> lis
 
 
 def watcher(folder: Path, device: DeviceInfo = GPU) -> tuple[Watcher, Phases]:
-    """Return a watcher of twenty judged kernels, of which every third failed, and one that is being checked."""
+    """Return a watcher of twenty judged kernels, every third of which failed, and one that is being checked."""
     phases = Phases()
     watching = Watcher("softmax", device, open_archive(folder / "a.db"), phases)
     for number in range(20):
@@ -91,7 +91,7 @@ def test_a_kernel_whose_profile_is_finished_is_no_longer_shown_as_being_worked_o
     assert any("waiting for a model" in line for line in drawn(display(watching)))
 
 
-def test_a_narrow_display_leaves_out_the_bar_before_it_cuts_off_what_the_run_is_doing(tmp_path: Path) -> None:
+def test_a_narrow_display_leaves_out_the_bar_before_it_cuts_off_the_activity(tmp_path: Path) -> None:
     watching, phases = watcher(tmp_path)
     phases.watch(kernel(19).id, "check")
     line = drawn(display(watching), 50, 24)[1]
@@ -205,7 +205,7 @@ def test_a_log_has_a_line_per_confirmation(tmp_path: Path) -> None:
     assert "failed its confirmation: unsafe: it is wrong" in failure
 
 
-def test_an_answer_in_words_that_was_asked_for_is_not_a_failure_on_the_display(tmp_path: Path) -> None:
+def test_a_requested_answer_in_words_is_not_a_failure_on_the_display(tmp_path: Path) -> None:
     watching = Watcher("softmax", GPU, open_archive(tmp_path / "a.db"), Phases())
     take(watching, replace(failed_reply("1. one"), operator="designs", failure=""))
     assert watching.progress().failures == ()

@@ -36,23 +36,23 @@ def printed(lines: int, *, terminal: bool = True) -> str:
     return file.getvalue()
 
 
-def test_what_does_not_fit_the_screen_goes_to_the_pager(pager: Path) -> None:
+def test_text_that_does_not_fit_the_screen_goes_to_the_pager(pager: Path) -> None:
     assert not printed(30)
     assert "line 29" in pager.read_text()
     assert "\x1b[1m" in pager.read_text()
 
 
-def test_what_fits_the_screen_is_printed(pager: Path) -> None:
+def test_text_that_fits_the_screen_is_printed(pager: Path) -> None:
     assert "line 4" in printed(5)
     assert not pager.exists()
 
 
-def test_what_is_piped_has_no_pager(pager: Path) -> None:
+def test_piped_text_has_no_pager(pager: Path) -> None:
     assert "line 29" in printed(30, terminal=False)
     assert not pager.exists()
 
 
-def test_an_empty_pager_stands_for_none(pager: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_pager_means_none(pager: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAGER", "")
     assert "line 29" in printed(30)
 
@@ -68,7 +68,7 @@ def test_a_curve_goes_from_low_to_high() -> None:
     assert not sparkline([])
 
 
-def test_changed_lines_stand_side_by_side() -> None:
+def test_changed_lines_are_side_by_side() -> None:
     (line,) = [one for one in drawn(beside(kernel(), kernel().with_knobs({"N": 2}), 110), 110) if "N = " in one]
     left, right = line[:55], line[55:]
     assert left.split()[1:] == ["N", "=", "[1,", "2,", "3]"]

@@ -97,7 +97,7 @@ def test_a_larger_budget_is_offered_when_a_model_gave_no_answer() -> None:
     assert without_answer(Budget(evals=9), Spent(evals=9))[1] is None
 
 
-def test_the_table_of_a_campaign_shows_what_each_op_got() -> None:
+def test_the_table_of_a_campaign_shows_the_share_of_each_op() -> None:
     rows = [
         CampaignRow("softmax", Spent(8, 1000, 0.5, 60), 2.0, 1.0, 3.0),
         CampaignRow("gelu", Spent(4, 500, 0.25, 30), 1.0, 0.5, 2.0),

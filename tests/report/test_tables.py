@@ -133,14 +133,14 @@ def test_workloads_keep_the_order_of_the_op_if_the_first_kernel_accepts_only_the
     assert [champion.workload for champion in found.champions] == keys
 
 
-def test_skipped_workloads_stand_where_the_other_kernels_have_them() -> None:
+def test_skipped_workloads_have_the_place_that_other_kernels_give_them() -> None:
     keys = [f"rows={rows} cols=16 float32" for rows in (64, 16, 8)]
     late = replace(passed(FAST.id, GPU, **{keys[2]: 1.0}), skipped=(f"{keys[0]}: no", f"{keys[1]}: no"))
     early = replace(passed(SLOW.id, GPU, **{keys[0]: 1.0, keys[1]: 1.0}), skipped=(f"{keys[2]}: no",))
     assert workloads_in_order([late, early])[:2] == keys[:2]
 
 
-def test_an_answer_in_words_that_was_asked_for_is_not_a_reply_without_a_kernel() -> None:
+def test_a_requested_answer_in_words_is_not_a_reply_without_a_kernel() -> None:
     designs = replace(failed_reply("1. one\n2. two"), operator="designs", failure="")
     found = standing("softmax", GPU, [FAST], [designs, failed_reply()], [passed(FAST.id, GPU, **{ROWS: 20.0})])
     assert counts_line(found) == "1 passed, 1 request without a kernel"

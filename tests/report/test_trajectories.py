@@ -1,4 +1,4 @@
-"""Trajectories of runs: the quality of the best kernels as a function of what was spent."""
+"""Trajectories of runs: the quality of the best kernels as a function of the cost."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -94,7 +94,7 @@ def test_a_kernel_that_passed_and_is_slower_than_pytorch_counts_as_pytorch() -> 
     assert trajectory(RUN, slow).points[-1].quality == 1.0
 
 
-def test_runs_are_compared_at_shares_of_what_both_have_spent() -> None:
+def test_runs_are_compared_at_shares_of_the_cost_of_both() -> None:
     ten = [record for n in range(10) for record in (proposed(n, n + 1.0), judged(n, n + 1.5, **{W: 100 / (n + 1)}))]
     four = [proposed(n, n + 20.0, "other") for n in range(10, 14)]
     verdicts = [judged(n, n + 20.5, **{W: 50.0}) for n in range(10, 14)]

@@ -82,7 +82,7 @@ def test_a_change_of_code_is_described_by_the_kernels_note() -> None:
 
 
 @pytest.mark.parametrize("width", [50, 80, 120])
-def test_text_behind_its_beginning_breaks_only_between_words(width: int) -> None:
+def test_text_after_its_introduction_breaks_only_between_words(width: int) -> None:
     path = "/opt/" + "long/" * 20
     lines = [line.plain for line in hanging(Text("archive  "), f"{path} does not exist yet, so it is created", width)]
     assert " ".join(" ".join(lines).split()) == f"archive {path} does not exist yet, so it is created"
@@ -130,7 +130,7 @@ def test_a_command_to_type_has_short_paths_and_is_quoted(tmp_path: Path, monkeyp
     assert typed(*words) == "run 'm.py:f@some inputs.py' /elsewhere/a.db"
 
 
-def test_a_path_that_is_too_long_behind_its_beginning_has_a_line_of_its_own() -> None:
+def test_a_path_that_is_too_long_after_its_introduction_has_a_separate_line() -> None:
     path = "/opt/" + "long/" * 8
     lines = [line.plain for line in hanging(Text("CUDA headers       ok       "), f"{path} (13.5)", 60)]
     assert lines[:2] == ["CUDA headers       ok       ", f"    {path}"]

@@ -172,7 +172,7 @@ def test_every_exchange_is_kept_verbatim(long_run: Finished) -> None:
     assert {(question.model, question.messages) for question in asked.values()} <= sent
 
 
-def test_equal_calls_are_kept_apart(long_run: Finished) -> None:
+def test_equal_calls_are_distinguished(long_run: Finished) -> None:
     calls = [proposal.call for proposal in long_run.proposals]
     assert all(calls)
     assert len(set(calls)) == len(calls)
@@ -185,7 +185,7 @@ def test_the_key_is_nowhere_in_the_archive(long_run: Finished) -> None:
 
 
 @pytest.mark.parametrize("budget", [Budget(tokens=400_000), Budget(usd=0.5)], ids=["tokens", "dollars"])
-def test_a_limit_is_exceeded_at_most_by_what_first_prompts_have_more_than_estimated(
+def test_a_limit_is_exceeded_at_most_by_the_underestimate_of_first_prompts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: Budget
 ) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")

@@ -55,7 +55,7 @@ def test_twenty_kills_lose_nothing_and_count_nothing_twice(tmp_path: Path) -> No
 def killed_again_and_again(folder: Path) -> list[str]:
     """Kill runs on one archive again and again, and every second time one of their processes first.
 
-    Return the kernels that are judged in the end.
+    Return the kernels that are judged at the end.
     """
     folder.mkdir()
     archive = folder / ARCHIVE

@@ -184,7 +184,7 @@ def replay_within(store: SqliteStore, *, tune: bool) -> FakeEngine:
 @pytest.mark.parametrize(
     "tune", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["models", "models and tuner"]
 )
-def test_a_replay_in_an_archive_that_has_grown_asks_what_the_run_asked_and_evaluates_nothing_again(
+def test_a_replay_in_a_larger_archive_asks_the_same_questions_and_evaluates_nothing_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, tune: bool
 ) -> None:
     store = grown(tmp_path, tune=tune)

@@ -1,4 +1,4 @@
-"""Runs against a scripted endpoint over real HTTP, with the faults that endpoints have; one is a process of its own."""
+"""Runs against a scripted endpoint over real HTTP, with the faults that endpoints have; one is a separate process."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Two `evolve run` processes on one archive: they share the work, and one takes over what a killed one had claimed."""
+"""Two `evolve run` processes on one archive: they share the work, and one takes over the claims of a killed one."""
 
 import json
 import signal
@@ -57,7 +57,7 @@ def test_two_runs_judge_each_kernel_once_and_both_end(archive: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_run_takes_over_what_a_killed_run_had_claimed(archive: Path) -> None:
+def test_a_run_takes_over_the_kernels_that_a_killed_run_had_claimed(archive: Path) -> None:
     killed, other = (start(archive.parents[1], *RUN) for _ in range(2))
     deadline, held = time.monotonic() + 120, list[str]()
     while not held and time.monotonic() < deadline:
@@ -79,7 +79,7 @@ def test_a_run_takes_over_what_a_killed_run_had_claimed(archive: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_evaluate_leaves_to_a_run_what_the_run_is_working_on(archive: Path) -> None:
+def test_evaluate_skips_kernels_that_a_run_is_working_on(archive: Path) -> None:
     searching = start(archive.parents[1], *RUN)
     while not claimed(archive) and searching.poll() is None:
         time.sleep(0.02)

@@ -57,7 +57,7 @@ def test_two_workers_share_the_kernels_of_a_folder(place: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_worker_takes_over_what_a_killed_one_had_claimed(place: Path) -> None:
+def test_a_worker_takes_over_the_kernels_that_a_killed_one_had_claimed(place: Path) -> None:
     killed = start(place, *WORK)
     claims, verdicts = place / "folder" / "claims", place / "folder" / "verdicts"
     while not (claims.exists() and len(list(claims.iterdir())) > len(list(verdicts.iterdir())) > 0):

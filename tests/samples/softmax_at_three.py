@@ -1,4 +1,4 @@
-"""Softmax at three workloads of the catalog's, for measuring how fast the evaluator is."""
+"""Softmax at three workloads of the catalog, to measure the speed of the evaluator."""
 
 from dataclasses import replace
 

@@ -1,4 +1,7 @@
-"""Duplicates: kernels that differ only in wording have the same likeness; kernels that do something else never do."""
+"""Duplicates: kernels that differ only in wording have the same likeness.
+
+Kernels that compute something else never have.
+"""
 
 import time
 from dataclasses import dataclass, replace
@@ -140,7 +143,7 @@ def pieces(body: str, top: str = "") -> str:
         ("int a = 1; out[0] = a++ + 1;", "int a = 1; out[0] = a + + +1;"),
     ],
 )
-def test_names_with_a_meaning_of_their_own_are_not_interchangeable(one: str, other: str) -> None:
+def test_names_with_a_fixed_meaning_are_not_interchangeable(one: str, other: str) -> None:
     assert pieces(one) != pieces(other)
 
 

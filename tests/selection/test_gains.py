@@ -90,7 +90,7 @@ def test_the_order_in_which_verdicts_arrive_makes_no_difference() -> None:
     assert judged(*pairs) == judged(*pairs, backwards=True)
 
 
-def test_a_verdict_that_arrives_after_too_many_later_ones_asks_for_a_new_history(
+def test_a_verdict_that_arrives_after_too_many_later_ones_requires_a_new_history(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(history, "MOST_STEPS", 2)

@@ -59,14 +59,14 @@ def of_gpu(evaluation: Evaluation) -> Evaluation:
     return replace(evaluation, op="twice", device=GPU)
 
 
-def test_what_a_gpu_has_judged_is_not_pending_on_a_device_without_gpu_times(store: SqliteStore) -> None:
+def test_a_kernel_that_a_gpu_has_judged_is_not_pending_on_a_device_without_gpu_times(store: SqliteStore) -> None:
     store.append(proposal(), proposal(SECOND), of_gpu(passed(FIRST.id, w=1.0)))
     assert view(store).pending() == [SECOND.id]
     assert view(store, device=replace(GPU, name="another GPU")).pending() == [FIRST.id, SECOND.id]
     assert view(store).pending(every=True) == [FIRST.id, SECOND.id]
 
 
-def test_what_a_run_starts_from_or_proposes_is_pending_even_if_a_gpu_has_judged_it(store: SqliteStore) -> None:
+def test_a_kernel_that_a_run_starts_from_or_proposes_is_pending_even_if_a_gpu_has_judged_it(store: SqliteStore) -> None:
     store.append(proposal(), replace(proposal(SECOND), run="run"), of_gpu(passed(FIRST.id, w=1.0)))
     store.append(of_gpu(passed(SECOND.id, w=1.0)))
     seen = view(store, Scope("run"))
@@ -165,7 +165,7 @@ def two_runs(store: SqliteStore) -> None:
     store.append(of_twice(passed(FIRST.id, w=1.0)), of_twice(passed(SECOND.id, w=2.0)))
 
 
-def test_a_fresh_run_sees_only_what_it_proposed_itself(store: SqliteStore) -> None:
+def test_a_fresh_run_sees_only_its_own_proposals(store: SqliteStore) -> None:
     two_runs(store)
     asked = request(store, 4, seed=1, scope=Scope("two", fresh=True))
     assert {candidate.kernel_id for candidate in (*asked.population, *asked.parents, *asked.tried)} == {SECOND.id}
@@ -184,7 +184,7 @@ def test_every_kernel_with_a_verdict_is_listed_as_tried_oldest_first(store: Sqli
     assert [candidate.kernel_id for candidate in request(store, 4, seed=1).tried] == [SECOND.id, FIRST.id]
 
 
-def test_what_was_tried_is_known_without_its_text_which_a_request_can_read(store: SqliteStore) -> None:
+def test_tried_kernels_are_known_without_their_texts_which_a_request_can_read(store: SqliteStore) -> None:
     tuned = kernel(1).with_knobs({"N": 3})
     store.append(*(record_of(one) for one in (kernel(1), tuned)), passed(kernel(1).id, CPU, 1.0, w=1.0))
     seen = OpView(store, "softmax", CPU)

@@ -47,7 +47,7 @@ def slowly(job: Job) -> Evaluation:
 
 @dataclass
 class Party:
-    """A run in a thread of its own, as if it were a process."""
+    """A run in a separate thread, as if it were a process."""
 
     path: Path
     name: str
@@ -137,7 +137,7 @@ def test_a_run_ends_when_its_time_is_over_although_another_still_works(path: Pat
     assert 1.0 <= time.monotonic() - began < 10.0
 
 
-def test_a_waiting_run_takes_over_what_another_gives_back(path: Path) -> None:
+def test_a_waiting_run_takes_over_the_claims_that_another_ends(path: Path) -> None:
     open_archive(path).append(SEED)
     party = Party(path, "waiting", limits=Budget(evals=1))
     with claims_on(path) as others:
@@ -160,7 +160,7 @@ def test_runs_with_models_that_write_the_same_kernels_judge_each_once(path: Path
     assert len(judged) == len(set(judged)) >= 6
 
 
-def test_fresh_runs_share_nothing_but_equal_kernels(path: Path) -> None:
+def test_fresh_runs_share_only_equal_kernels(path: Path) -> None:
     """Each run counts a kernel that both propose, although only one of them judges it."""
     parties = [
         Party(path, name, PricedModel(most=4), scope=Scope(name, fresh=True), seeds=()) for name in ("first", "second")

@@ -1,4 +1,4 @@
-"""Shipped kernels in a view of an op: they count once they are asked for or judged, and never as pending before."""
+"""Shipped kernels in a view of an op: they count once they are requested or judged, and are not pending before."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_a_shipped_kernel_is_not_pending(store: SqliteStore) -> None:
     assert standing(store, "twice", GPU).pending == 0
 
 
-def test_a_shipped_kernel_is_pending_once_it_is_asked_for(store: SqliteStore) -> None:
+def test_a_shipped_kernel_is_pending_once_it_is_requested(store: SqliteStore) -> None:
     seen = view(store)
     seen.ask_for([FIRST.id])
     assert seen.pending() == [FIRST.id]
@@ -75,7 +75,7 @@ def test_a_shipped_champion_is_confirmed_again_here(store: SqliteStore) -> None:
     assert view(store).unconfirmed() == []
 
 
-def test_an_excluded_kernel_counts_neither_when_asked_for_nor_with_a_verdict(store: SqliteStore) -> None:
+def test_an_excluded_kernel_counts_neither_on_request_nor_with_a_verdict(store: SqliteStore) -> None:
     store.append(verdict(FIRST))
     seen = view(store, Scope(excluded=frozenset([FIRST.id])))
     seen.ask_for([FIRST.id, SECOND.id])
@@ -87,13 +87,13 @@ def test_an_excluded_kernel_counts_if_the_run_proposes_it(store: SqliteStore) ->
     assert view(store, Scope("mine", excluded=frozenset([FIRST.id]))).pending() == [FIRST.id]
 
 
-def test_what_was_proposed_elsewhere_is_not_a_trial_of_this_archive(store: SqliteStore) -> None:
+def test_a_proposal_of_another_machine_is_not_a_trial_of_this_archive(store: SqliteStore) -> None:
     store.append(Proposal("twice", "improve", "model", FIRST, run=SHIPPED, created=0.5), verdict(FIRST))
     asked = selection.request(view(store), OP, 2, seed=1)
     assert {trial.proposer for trial in asked.trials} == {SHIPPED}
 
 
-def test_a_verdict_of_ones_own_replaces_a_shipped_one(store: SqliteStore) -> None:
+def test_a_verdict_of_this_archive_replaces_a_shipped_one(store: SqliteStore) -> None:
     store.append(verdict(FIRST), replace(passed(FIRST.id, GPU, 3.0, w=9.0), op="twice"))
     (champion,) = view(store).champions()
     assert (champion.measurement.median_us, champion.confirmed) == (9.0, None)

@@ -37,7 +37,7 @@ BEYOND = twice_kernel("if (i < n + 1) out[i] = x_t(2.0f * float(x[min(i, n - 1)]
 BEFORE = twice_kernel(RIGHT + " if (i == 0) out[-1] = x_t(7.0f);", "writes before its output")
 CHANGES_INPUT = twice_kernel(RIGHT + " if (i < n) const_cast<x_t*>(x)[i] = x_t(1.0f);", "overwrites its input")
 CRASHING = twice_kernel("out[(1ll << 44) + i] = x_t(1.0f);", "a wild address")
-# No byte is larger by one than itself, and a compiler may not assume that a volatile one stays as it is.
+# The condition is always false, but a compiler may not assume that a volatile byte does not change.
 ENDLESS = "const volatile unsigned char* at = (const volatile unsigned char*)x; while (at[0] != at[0] + 1) {} "
 HANGING = twice_kernel(ENDLESS + RIGHT, "an endless loop")
 NO_CODE = twice_kernel("this is not C++;", "does not compile")

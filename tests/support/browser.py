@@ -23,7 +23,7 @@ SECONDS = 60.0
 
 @dataclass
 class Browser:
-    """One tab. `complaints` gathers console errors, exceptions and violations; `requests` every address asked for."""
+    """One tab. `complaints` gathers console errors, exceptions and violations; `requests` every requested address."""
 
     write: int
     read: int
@@ -35,7 +35,7 @@ class Browser:
     waiting: bytes = b""
 
     def call(self, method: str, **parameters: Any) -> Any:
-        """Send a command, and return its result when it comes."""
+        """Send a command, wait for its result and return it."""
         number = next(self.numbers)
         message: dict[str, Any] = {"id": number, "method": method, "params": parameters}
         if self.target:

@@ -63,7 +63,10 @@ class CheatFile:
 
     @property
     def group(self) -> str:
-        """Return the class of its fault, as the file says, or else as its outcome does; a plan that is refused last."""
+        """Return the class of its fault, which the file or else the outcome names.
+
+        "plan" for a plan that is refused.
+        """
         return self.said or (OF_OUTCOMES.get(self.kind, "plan") if self.kind else "")
 
     @property

@@ -1,4 +1,4 @@
-"""Script that enters the sandbox and prints, as JSON, what it can still do.
+"""Script that enters the sandbox and prints, as JSON, the actions that still succeed.
 
 Its arguments are its own folder and, for a worker that uses a GPU, `gpu`.
 """

@@ -64,7 +64,7 @@ def rejected(device: Device, kernel: str, tensors: Tensors, **dims: float) -> Re
 
 
 def out_of(device: Device, kernel: str, size: int, dtype: torch.dtype = torch.int32, **dims: float) -> list[float]:
-    """Return what a kernel writes to `y`, its only tensor."""
+    """Return the values that a kernel writes to `y`, its only tensor."""
     y = torch.zeros(size, dtype=dtype)
     run(device, kernel, {"y": y}, dims)
     values: list[float] = y.tolist()

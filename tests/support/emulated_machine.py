@@ -55,7 +55,7 @@ class Emulated:
         def filled(launch: BoundLaunch) -> BoundLaunch:
             places = ((launch.index, at) for at in range(len(launch.args)))
             pairs = zip(places, launch.args, strict=True)
-            # A number is written into a float's or an integer's place, whichever it is.
+            # A number is written in place of a float or an integer.
             args = tuple(type(value)(given[place]) if place in given else value for place, value in pairs)  # type: ignore[arg-type, call-arg]
             return replace(launch, args=args)
 
@@ -79,7 +79,7 @@ class Emulated:
 
 
 def _read(x: torch.Tensor, source: Source) -> torch.Tensor:
-    """Return what lies in a tensor's memory, without a copy if it is contiguous and aligned."""
+    """Return the values of a tensor's memory, without a copy if it is contiguous and aligned."""
     offset = x.storage_offset() + source.offset // x.dtype.itemsize
     if source.view or (x.data_ptr() + source.offset) % ALIGNMENT:
         return source.copied(x)
@@ -87,7 +87,7 @@ def _read(x: torch.Tensor, source: Source) -> torch.Tensor:
 
 
 def _placed(out: torch.Tensor, wanted: Written) -> torch.Tensor:
-    """Return an output as a kernel would write it into the caller's result."""
+    """Return an output with the layout in which a kernel writes the caller's result."""
     result = torch.empty_strided(wanted.shape, wanted.stride, dtype=wanted.dtype)
     result.as_strided(out.shape, out.stride()).copy_(out)
     return result

@@ -1,4 +1,4 @@
-"""Script of a faulty server: produces every fault in turn for each kind of prompt, and records what it sent."""
+"""Script of a faulty server: produces every fault in turn for each kind of prompt, and records its responses."""
 
 import itertools
 import json

@@ -1,6 +1,6 @@
 """Landscapes: the times of all legal settings of a kernel's knobs, and requests that contain some of them.
 
-A file consists of JSON lines. The first one says what was measured:
+A file consists of JSON lines. The first one describes the measurement:
     {"op": "softmax", "device": {...}, "workloads": ["rows=8192 cols=4096 bfloat16", ...], "kernel": "/*---..."}
 Each further line is one setting, with its knobs in the order of the plan. It has the times in us on these workloads
 (null where the setting is illegal or not accepted), or the outcome if the setting failed:
@@ -62,7 +62,7 @@ class Landscape:
         return tuple(self.alone(index) for index, least in enumerate(self.optimum_us) if math.isfinite(least))
 
     def needed(self, order: Iterable[Setting], near: float) -> int | None:
-        """Return how many settings in this order are needed to get within a factor `near` of the optimum, or None."""
+        """Return the number of settings in this order up to one within a factor `near` of the optimum, or None."""
         best = [math.inf] * len(self.workloads)
         for number, setting in enumerate(order, 1):
             times = self.result(setting).times_us

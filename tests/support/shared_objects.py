@@ -45,7 +45,10 @@ class SharedObjects:
         os.write(self._file, header + contents)
 
     def _read_on(self) -> None:
-        """Find what was added since the last call. A process that was killed may have left a part of an object."""
+        """Find the objects that were added since the last call.
+
+        A process that was killed may have left a part of an object.
+        """
         size = os.fstat(self._file).st_size
         while self._end + HEADER.size <= size:
             mark, key, digest, length = HEADER.unpack(os.pread(self._file, HEADER.size, self._end))
@@ -74,7 +77,7 @@ def share() -> None:
 
 
 def _key(command: list[str], folder: Path) -> bytes:
-    """Return a hash of the command and of the files in the folder that it names, apart from where the folder is."""
+    """Return a hash of the command and of the files in the folder that it names, without the folder's path."""
     found = hashlib.sha256(repr([word.replace(str(folder), "") for word in command]).encode())
     for word in command:
         if word.startswith(str(folder)) and Path(word).is_file():

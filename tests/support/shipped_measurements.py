@@ -1,8 +1,8 @@
-"""What archives of tests hold of the package: the shipped kernels, without what was measured of them on GPUs.
+"""Shipped kernels in archives of tests, without their measurements on GPUs.
 
-Otherwise what tests count and rank would change with every release. Tests about shipped measurements write their own
-(`shipping.py`), or use the fixture `shipped_measurements`. Hundreds of tests make an archive, so the kernels are read
-only once.
+Shipped measurements would change counts and ranks in tests with every release. Tests about shipped measurements write
+their own (`shipping.py`), or use the fixture `shipped_measurements`. Hundreds of tests make an archive, so the kernels
+are read only once.
 """
 
 import time
@@ -24,7 +24,7 @@ DIGEST_ONCE: Callable[[], str] = cache(DIGEST)
 
 
 def measured_elsewhere(op: str, root: Traversable | None = None) -> list[MeasuredKernel]:
-    """Return what was measured of an op's kernels, unless these are the package's own."""
+    """Return the measurements of an op's kernels, unless these are the package's own."""
     return READ(op, root) if root or library.folder is not FOLDER else []
 
 
@@ -45,7 +45,7 @@ def seed_rows() -> dict[str, list[tuple[object, ...]]]:
 
 
 def add(store: SqliteStore) -> int:
-    """Add the shipped kernels to an archive that lacks them, and return how many records were new."""
+    """Add the shipped kernels to an archive that lacks them, and return the number of new records."""
     if library.folder is not FOLDER or seeds.measurements is READ:
         return ADD(store)
     if store.has_seeds(digest()):

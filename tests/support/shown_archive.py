@@ -110,7 +110,7 @@ def _varied(op: str, note: str, rng: random.Random) -> Kernel:
 
 
 def _noteworthy(op: str, run: str, seed: Kernel, now: float) -> Iterator[Record]:
-    """Yield the champion with everything that can be known of a kernel, and the kernel that does not compile."""
+    """Yield the champion with records of every kind, and the kernel that does not compile."""
     best, bad = champion(op), broken(op)
     reply = f"Here it is: {SCRIPT}\n```cuda\n{best.text}```\n"
     cost = Cost(5_120, 2_048, 21.0, 1_024, 900, 0.031)

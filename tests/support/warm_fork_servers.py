@@ -34,7 +34,7 @@ COLD = pool.started
 
 
 class ForkedProcess:
-    """A fork server that is a child of this process, with what an engine uses of `subprocess.Popen`."""
+    """A fork server that is a child of this process, with the methods of `subprocess.Popen` that an engine uses."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -70,7 +70,7 @@ class WarmProcess:
             )  # fmt: skip
 
     def serves(self, environment: dict[str, str]) -> bool:
-        """Return whether a fork server that was started anew would load the same from the same places."""
+        """Return whether a new fork server would load the same modules from the same places."""
         return _shared(environment) == _shared(self.environment)
 
     def fork(self, arguments: Sequence[str], control: int, output: int, folder: Path) -> ForkedProcess:
@@ -132,11 +132,11 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-# What follows runs in the warm process.
+# The code below runs in the warm process.
 
 
 def serve(control: socket.socket) -> None:
-    """Load what every fork server loads, then fork one for each request until the tests end."""
+    """Load the modules of every fork server, then fork one for each request until the tests end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control.set_inheritable(False)
     for module in fork_server.PRELOADED:
@@ -192,7 +192,7 @@ def _become_fork_server(
 
 
 def _customise(paths: str) -> None:
-    """Add folders to the search path of modules, and run what Python would have run from there at its start."""
+    """Add folders to the search path of modules, and run the code there that Python would have run at its start."""
     for folder in [path for path in paths.split(os.pathsep) if path and path not in sys.path]:
         sys.path.append(folder)
         if (Path(folder) / "sitecustomize.py").is_file():

@@ -63,7 +63,7 @@ class Cubin:
 def compile_cubin(bound: Bound, arch: str, cache: Path | None = None) -> Cubin:
     """Compile for an architecture such as sm_90a, and check the plan against the cubin.
 
-    `compile_ahead` in another process may have left the result in the folder `cache`; it is then removed from there.
+    `compile_ahead` in another process may have left the result in the folder `cache`, from which it is then removed.
     """
     _check_source(bound)
     return _checked(bound, arch, _found_or_compiled(translation.source(bound), arch, cache))
@@ -89,7 +89,7 @@ def _checked(bound: Bound, arch: str, compiled: "_Output") -> Cubin:
 def compile_ahead(bound: Bound, arch: str, cubins: Path) -> Cubin:
     """Compile and check, and leave the result in `cubins` for another process that calls `compile_cubin`.
 
-    What a process that compiles ahead has left there is checked, and not compiled again.
+    A result that a process that compiles ahead has left there is checked, not compiled again.
     """
     _check_source(bound)
     source = translation.source(bound)
@@ -162,7 +162,7 @@ def _in_toolkit(header: str) -> bool:
 
 @dataclass(frozen=True)
 class _Output:
-    """What NVRTC makes of a source; its PTX is compressed."""
+    """The result of NVRTC for one source. The PTX is compressed."""
 
     image: bytes
     log: str
@@ -204,7 +204,10 @@ def _nvrtc(source: str, arch: str) -> _Output:
 
 
 def _check_registers(ptx: bytes) -> None:
-    """Raise for a kernel that reads a telling register. PTX has one name for each, whatever the source uses."""
+    """Raise for a kernel that reads a register that tells calls apart.
+
+    In PTX each such register has one name, unlike in the source.
+    """
     found = TELLING.search(ptx)
     if name := found[0].decode() if found else _of_the_driver(ptx):
         advice = {

@@ -142,7 +142,7 @@ def _argument(value: Value, scratch: Mapping[str, int]) -> object:
 
 
 def serialised(cubin: bytes, arch: str) -> tuple[str, ...]:
-    """Return the entries with several products of a warpgroup, each of which is waited for before the next."""
+    """Return the entries with several products of a warpgroup that wait for each product before the next."""
     found = []
     for section in object_file.sections(cubin) if compute_capability(arch) in HOPPER else ():
         if section.name.startswith(TEXT):

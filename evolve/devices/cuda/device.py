@@ -136,7 +136,10 @@ class CudaDevice:
         return elapsed_us
 
     def _call_as_timed(self, call: Callable[[], object]) -> None:
-        """Make one call, for which the GPU is as it is for `time`. It saves the head start, of use only to time."""
+        """Make one call with the GPU in the state in which `time` calls it.
+
+        There is no head start for the host, which only a timing needs.
+        """
         self._clean()
         call()
         _wait(torch.cuda.synchronize)

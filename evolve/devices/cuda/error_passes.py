@@ -108,7 +108,10 @@ class _Allowance(ctypes.Structure):
 
 
 class CudaErrorPasses:
-    """Two kernels of the evaluation that read an output, PyTorch's result and the float64 result, and store nothing."""
+    """Two of the evaluator's own kernels.
+
+    They read an output, PyTorch's result and the float64 result, and store nothing.
+    """
 
     def __init__(self, arch: str, sms: int) -> None:
         self._squares, self._ratios = (function(SOURCE, name, arch) for name in ("squares", "largest_ratios"))

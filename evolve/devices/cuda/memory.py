@@ -91,7 +91,7 @@ class Eviction(IntEnum):
 
 
 class Cleaner:
-    """Overwrites shared memory and flushes the L2 with a kernel of the evaluation."""
+    """Overwrites shared memory and flushes the L2 with a kernel of the evaluator."""
 
     def __init__(self, arch: str, sms: int, shared_bytes: int) -> None:
         self._function = function(SOURCE, "clean", arch)
@@ -215,8 +215,8 @@ def reset_persisting_lines() -> None:
 def bound_limits() -> None:
     """Limit printed text and the heap, once per process.
 
-    After a kernel that can print, such as one of PyTorch's that checks indices, the driver refuses the first. A worker
-    sets the limits before any kernel runs.
+    The driver refuses the limit on text after a kernel that can print, such as one of PyTorch's that checks indices. So
+    a worker sets the limits before any kernel runs.
     """
     try:
         runtime.deviceSetLimit(runtime.cudaLimitPrintfFifoSize, LIMIT_BYTES)
@@ -233,7 +233,7 @@ def _driver() -> ctypes.CDLL:
 
 @cache
 def function(source: str, name: str, arch: str) -> Any:
-    """Return a kernel of the evaluation itself, compiled and loaded once per process."""
+    """Return one of the evaluator's own kernels, compiled and loaded once per process."""
     return loaded(compiled(source, arch)).get_function(name)
 
 

@@ -1,7 +1,7 @@
 """Order among the blocks of a launch, read from its PTX.
 
-Found are counters and flags without a fence before them, waiting for blocks that need not run yet, and read-only loads
-of what the same launch writes.
+This finds counters and flags without a fence before them, loops that wait for blocks that need not run yet, and
+read-only loads of what the same launch writes.
 """
 
 import re
@@ -65,7 +65,10 @@ def use(bound: Bound) -> str:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of a launch. Unless `sure`, the launch may still be right, by the way the kernel divides its work."""
+    """A fault of a launch.
+
+    Unless it is `sure`, the launch may still be right, depending on how the kernel divides its work.
+    """
 
     text: str
     sure: bool = True
@@ -80,7 +83,7 @@ class View:
 
     @cached_property
     def buffers(self) -> dict[int, frozenset[str]]:
-        """The tensors that each access of global memory may touch, without those that are not known."""
+        """The tensors that each access of global memory may touch, as far as they are known."""
         code = enumerate(self.entry.code)
         touched = {index: self._touched(instruction) for index, instruction in code if instruction.is_global}
         return {index: names for index, names in touched.items() if names}
@@ -155,13 +158,13 @@ def _across_blocks(view: View) -> Iterator[Fault]:
 
 
 def _held_before(bound: Bound, launch: BoundLaunch) -> frozenset[str]:
-    """Return the tensors that may hold something before a launch which it could mean to read."""
+    """Return the tensors that may hold values before a launch that the launch could mean to read."""
     zeroed = frozenset(workspace.name for workspace in bound.workspace if workspace.zero)
     return zeroed.union(*(_passed(earlier) for earlier in bound.launches[: bound.launches.index(launch)]))
 
 
 def _read_only(view: View, held_before: frozenset[str]) -> Iterator[Fault]:
-    """Yield read-only loads of what the same launch writes: the cache that serves them is never brought up to date.
+    """Yield read-only loads of what the same launch writes. The cache that serves such loads is never updated.
 
     The compiler may move them in front of the writes.
     """
@@ -180,7 +183,7 @@ def _read_only(view: View, held_before: frozenset[str]) -> Iterator[Fault]:
 
 
 def _count_without_fence(view: View, count: int) -> Iterator[Fault]:
-    """Yield a count of blocks by whose result one of them reads what others wrote, if no fence precedes the count."""
+    """Yield each count of blocks that makes a block read what others wrote, if no fence precedes the count."""
     entry, counter = view.entry, view.entry.code[count]
     if counter.kind != "atom" or _operator(counter) not in COUNTS or OF_ONE_BLOCK.search(counter.operation):
         return
@@ -206,7 +209,7 @@ def _count_without_fence(view: View, count: int) -> Iterator[Fault]:
 
 
 def _other_threads(view: View, count: int, behind: list[int]) -> Iterator[Fault]:
-    """Yield a count by thread 0 that no barrier of the block separates from what other threads have written."""
+    """Yield each count by thread 0 without a barrier of the block between it and the writes of other threads."""
     entry = view.entry
     first = _of_thread_0(entry)
     if count not in first or prod(view.launch.block) <= WARP:
@@ -340,7 +343,7 @@ def _numbered(entry: Entry, operands: tuple[str, ...]) -> bool:
 
 
 def _flag_without_fence(view: View, poll: Poll) -> Iterator[Fault]:
-    """Yield a flag or lock that other blocks wait for, if no fence precedes it and they then read what was written."""
+    """Yield each flag or lock that other blocks wait for before they read, if no fence precedes it."""
     entry = view.entry
     after = entry.reached([poll.read], lambda _: False)
     read = [load for load in view.loads if load in after and load != poll.read and load not in poll.body]

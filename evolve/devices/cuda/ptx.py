@@ -1,4 +1,4 @@
-"""PTX read as text: the instructions of an entry, which can follow which, and what each value is computed from."""
+"""PTX read as text: the instructions of an entry, their possible successors, and what each value is computed from."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -95,7 +95,7 @@ class Instruction(NamedTuple):
 
     @property
     def is_barrier(self) -> bool:
-        """Return whether the threads of a block may wait here for each other."""
+        """Return whether the threads of a block may wait for each other at this instruction."""
         return self.kind in ("bar", "barrier", "mbarrier", "call")
 
     @property
@@ -219,7 +219,7 @@ class Entry:
         return bool(met) and all(self.code[i].kind == "mov" and self.code[i].inputs == (name,) for i in met)
 
     def place(self, address: tuple[str, ...]) -> tuple[str, int]:
-        """Return where an address lies: a register or parameter, and a constant distance from there."""
+        """Return an address as a register or parameter and a constant offset."""
         operand, distance = address[0], sum(map(int, filter(NUMBER.fullmatch, address[1:])))
         while len(at := self.writers.get(operand, ())) == 1:
             instruction = self.code[at[0]]

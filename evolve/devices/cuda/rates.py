@@ -66,7 +66,7 @@ extern "C" __global__ void meet(unsigned* counter, int barriers)
 
 def measured(facts: DeviceInfo) -> DeviceInfo:
     """Return the device with its rates and costs."""
-    tflops = matrix_tflops()  # first: afterwards the clocks are up
+    tflops = matrix_tflops()  # first, because afterwards the clocks are high
     return replace(
         facts,
         copy_gb_s=copy_gb_s(),
@@ -140,7 +140,7 @@ def launch_us(facts: DeviceInfo) -> float:
 
 
 def grid_barrier_us(facts: DeviceInfo) -> float:
-    """Measure a barrier of a grid with one block on each multiprocessor, made of a counter as prompts describe it."""
+    """Measure a barrier of a grid with one block on each multiprocessor. It uses a counter, as prompts describe."""
     meet = memory.function(SOURCE, "meet", facts.arch)
     counter = torch.zeros(1, dtype=torch.int32, device="cuda")
 
@@ -156,7 +156,7 @@ def grid_barrier_us(facts: DeviceInfo) -> float:
 
 
 def _each_us(repeat: Callable[[int], None], count: int) -> float:
-    """Return the time of each of so many further repetitions."""
+    """Return the time of each of `repetitions` further calls."""
     spent = _best_seconds(lambda: repeat(1 + count), HEAD_START_CYCLES)
     spent -= _best_seconds(lambda: repeat(1), HEAD_START_CYCLES)
     return round(max(0.0, spent) * 1e6 / count, 2)

@@ -88,7 +88,7 @@ def packed(
 ) -> PackedRun:  # fmt: skip
     """Pack a run together with the values of its inputs; `outputs` are sizes in bytes.
 
-    Of an input of more than `most_bytes` only the front is packed, which is then repeated.
+    Of an input of more than `most_bytes` only the first part is packed, and repeated later.
     """
     import torch
 

@@ -43,8 +43,8 @@ def command() -> Path | None:
 def sanitize(runs: Sequence[PackedRun], seconds: float) -> list[tuple[Sanitized, ...]]:
     """Return a report per tool for each run, or none if compute-sanitizer is not installed.
 
-    A tool takes seconds to start, so one process of it does all runs. If it does not find all of them clean, it starts
-    again for each of them alone, within `seconds`, which shows where the error is.
+    A tool takes seconds to start, so one process of it does all runs. If it reports an error, it starts again for each
+    run alone, within `seconds`, to show which run has the error.
     """
     tool = command()
     if tool is None:
@@ -59,7 +59,7 @@ def sanitize(runs: Sequence[PackedRun], seconds: float) -> list[tuple[Sanitized,
 
 
 def _shares_memory(run: PackedRun) -> bool:
-    """Return whether a launch has shared memory: racecheck looks at no other."""
+    """Return whether a launch has shared memory, because racecheck examines nothing else."""
     return any(step.static_shared or step.launch.shared for step in run.steps)
 
 

@@ -8,7 +8,7 @@ from archive.records import Outcome
 from evolve.devices.device import RejectedError
 
 BYTES, ALIGNMENT = 128, 128
-# CUtensorMapDataType; what is only copied needs no type but its size.
+# CUtensorMapDataType; a copy needs only the size of an element
 TYPES = {
     "float64": 8, "float32": 7, "float16": 6, "bfloat16": 9, "float8_e4m3fn": 0, "float8_e5m2": 0,
     "int64": 5, "int32": 3, "int16": 1, "int8": 0, "uint8": 0, "bool": 0,

@@ -1,5 +1,7 @@
-"""From a bound kernel to NVRTC and back: the source and options for the compiler, and the plan's check against the
-cubin. Exported packages hold a copy."""
+"""Translation of a bound kernel for NVRTC: the source and options, and a check of the plan against the cubin.
+
+Exported packages hold a copy.
+"""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -137,7 +139,7 @@ def _unsigned(entry: str, source: str) -> bool:
 
 
 def _copied_map(value: Value, source: str) -> str:
-    """Return a fault if a tensor map is no `__grid_constant__`: its address would be that of a copy in local memory."""
+    """Return a fault if a tensor map is no `__grid_constant__`: its address would be that of a local copy."""
     if isinstance(value, BoundMap) and "__grid_constant__" not in source:
         return f"the plan gives the tensor map `{value.name}`, the function a copy of it: {_taken(value)}"
     return ""

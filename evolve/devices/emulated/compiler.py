@@ -33,7 +33,7 @@ FLAGS = (
 )  # fmt: skip
 # Clang deletes code before an out-of-range conversion, which is well defined on a GPU.
 CLANG_FLAGS = ("-fno-strict-float-cast-overflow",)
-# Messages of a compiler one of whose processes was killed.
+# Messages of a compiler whose child process was killed.
 KILLED = re.compile(r"(?:Killed|Terminated) signal terminated program|(?:ld|as) terminated with signal (?:9|15)\b")
 ZEROED, FOR_THE_LINKER_ALONE = ".bss", ".data.rel.ro"
 RUN_BY_THE_LOADER = (".init", ".fini", ".preinit_array", ".ctors", ".dtors")

@@ -37,7 +37,10 @@ TILE_MAP, MOST_DIMS, MAP_ALIGNMENT, MAP_MARK = struct.Struct("<Q3I5I5Q40xQ"), 5,
 
 
 def fenced(nbytes: int) -> torch.Tensor | None:
-    """Return at least so many bytes that end where access ends; None where the system cannot forbid access."""
+    """Return at least so many bytes, directly before memory that cannot be accessed.
+
+    None where the system cannot forbid access.
+    """
     protect = getattr(C_LIBRARY, "mprotect", None)
     if protect is None:
         return None
@@ -164,7 +167,8 @@ class EmulatedProgram:
         )
         left = floating_point_environment()
         if restore := getattr(C_LIBRARY, "fesetenv", None):
-            restore(environment)  # or all later arithmetic would be affected, and the next call could read the flags
+            # otherwise all later arithmetic would be affected, and the next call could read the flags
+            restore(environment)
         if control_registers(left) != control_registers(environment):
             raise RejectedError(Outcome.KEEPS_STATE, f"launch {launch.index}: the kernel changed how the CPU rounds")
         if failure:

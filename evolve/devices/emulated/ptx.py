@@ -88,7 +88,8 @@ OF_A_WARPGROUP = re.compile(
     r"\{(?P<sums>[^}]*)\}\s*,\s*(?:(?P<a>%\d+)|\{(?P<registers>[^}]*)\})\s*,\s*(?P<b>%\d+)\s*,\s*(?P=add)\s*,\s*1\s*,\s*1\s*,"
     r"\s*(?:(?P<a_across>[01])\s*,\s*)?(?P<b_across>[01])\s*;\s*\}?\s*"
 )
-# Whole statements, because they have a predicate and a label: a loop until a phase ends, and the question if it has.
+# Whole statements, because they have a predicate and a label: a loop until a phase ends, and a test whether it has
+# ended.
 UNTIL_A_PHASE_ENDS = re.compile(
     r"\{?\s*\.reg\s+\.pred\s+(?P<ended>\w+)\s*;\s*(?P<again>\w+)\s*:\s*mbarrier\.try_wait\.parity(?:\.acquire\.cta)?"
     rf"{SHARED_WORD}\s+(?P=ended)\s*,\s*\[\s*(?P<at>%\d+)\s*\]\s*,\s*(?P<parity>%?\d+)\s*;\s*"
@@ -104,7 +105,10 @@ TYPES = {"bf16": "__nv_bfloat16", "f16": "__half"}
 
 
 def translated(source: str, text: str) -> list[tuple[int, int, str]]:
-    """Return the edits that replace the statements made of known instructions; `text` is the source as masked."""
+    """Return the edits that replace the statements that consist of known instructions.
+
+    `text` is the source as masked.
+    """
     edits = []
     for match in STATEMENT.finditer(text):
         end = _closing(text, match.end())
@@ -116,7 +120,7 @@ def translated(source: str, text: str) -> list[tuple[int, int, str]]:
 
 
 def _calls(source: str, text: str) -> str | None:
-    """Return the calls for what stands in the brackets of an asm statement, or None if any of it is unknown."""
+    """Return the calls for the brackets of an asm statement, or None if any instruction is unknown."""
     template, *parts = _split(source, text, ":")
     if LITERAL.sub("", template).strip():
         return None
@@ -153,7 +157,7 @@ def _product_of_a_warpgroup(found: re.Match[str], values: list[str]) -> str | No
 def _call(written: str, values: list[str]) -> str | None:
     name, _, rest = written.partition(" ")
     operands = [one.strip() for one in re.sub(r"[{}\[\]]", " ", rest).split(",") if one.strip()]
-    if operands[:1] == ["_"]:  # what the instruction returns is not wanted
+    if operands[:1] == ["_"]:  # the instruction's result is not needed
         name, operands = f"{name} _", operands[1:]
     for known in INSTRUCTIONS:
         found = known.name.fullmatch(name)
@@ -177,7 +181,7 @@ def _argument(operand: str, values: list[str]) -> str | None:
 
 
 def _closing(text: str, start: int) -> int:
-    """Return where the bracket closes that opened just before `start`, or -1."""
+    """Return the place of the bracket that closes the one just before `start`, or -1."""
     depth = 1
     for place in range(start, len(text)):
         depth += {"(": 1, ")": -1}.get(text[place], 0)
@@ -187,7 +191,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def _split(source: str, text: str, at: str) -> list[str]:
-    """Return the parts of a source between separators that stand in no brackets of the masked text."""
+    """Return the parts of a source between separators outside brackets of the masked text."""
     parts, depth, begin = [], 0, 0
     for place, sign in enumerate(text):
         depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(sign, 0)

@@ -1,7 +1,7 @@
 """The cache on disk: compiled kernels and what was measured here.
 
-It may be used by many processes at once. An entry begins with the digest of its name and the rest, appears in one step,
-and is made again if it was damaged or is that of another name. It can be deleted at any time.
+It may be used by many processes at once. An entry begins with a digest of its name and content, and is written in one
+step. A damaged entry, or one of another name, is made again. It can be deleted at any time.
 """
 
 import contextlib

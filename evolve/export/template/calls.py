@@ -62,7 +62,7 @@ def _inputs(inputs: Sequence[torch.Tensor], device_type: str) -> str:
 
 
 def _special(x: torch.Tensor) -> str:
-    """Return why a tensor that looks plain has no memory of its own; empty if it has."""
+    """Return why a tensor that looks plain has no memory of its own; empty if it has some."""
     if x.layout is not torch.strided or x.is_nested:
         return "an input is sparse or nested"
     if torch._C._functorch.is_functorch_wrapped_tensor(x):  # noqa: SLF001 - there is no public way to ask
@@ -100,7 +100,7 @@ def workload_of(op: Op, inputs: Sequence[torch.Tensor], parameters: Mapping[str,
         raise NoKernelError("the inputs are of different dtypes" if len(free) > 1 else "no kernel takes this dtype")
     given = tuple((name, type(value)(parameters[name])) for name, value in op.parameters.items())
     dtype, names = NAMES[free.pop()], [name for name, _ in op.gpu[0].dims]
-    if not sizes.keys() >= set(names):  # an output alone has the others, such as the rows that a convolution returns
+    if not sizes.keys() >= set(names):  # only outputs have the other dims, such as the rows that a convolution returns
         for spec, out in zip(op.outputs, _outputs(op, inputs, dict(given)), strict=False):
             sizes.update(zip(spec.dims, out.shape, strict=False))
     workload = Workload(dtype, tuple((name, sizes.get(name, 0)) for name in names), given)
@@ -136,7 +136,7 @@ def check_outputs(op: Op, workload: Workload, inputs: Sequence[torch.Tensor]) ->
 
 
 def _with_few_steps(workload: Workload) -> Workload:
-    """Return a workload that shows as much of a recurrent layer, which PyTorch computes step by step without values."""
+    """Return a small workload for a recurrent layer, which PyTorch computes step by step even without values."""
     if not dict(workload.dims).keys() >= RECURRENT:
         return workload
     return replace(

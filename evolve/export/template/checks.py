@@ -42,7 +42,8 @@ OPAQUE = "opaque op"
 STEP = 1e-2  # of differences in float32
 MOST_WORKLOADS = 3  # of each kind
 MADE_TIMES = 3  # each call that asks for gradients
-LACKING = re.compile("not implemented for|view size is not compatible")  # what PyTorch says of dtypes or strides
+# beginnings of PyTorch's errors about dtypes or strides
+LACKING = re.compile("not implemented for|view size is not compatible")
 NO_KERNEL = "it has no kernel"
 TIME_IS_UP = "the time was up"
 
@@ -160,7 +161,7 @@ def _exact_gradients(function: Function, given: Drawn, flows: Sequence[bool], is
 
 
 def _differentiated(result: Any, flows: Sequence[bool], is_changed: bool) -> None:
-    """Call the backward of the results through which gradients flow, perhaps after they are changed in place."""
+    """Call the backward of the results that carry gradients, sometimes after changing the results in place."""
     outs = [out for out, flow in zip(tensors(result), flows, strict=True) if flow]
     if is_changed:
         outs = [out.mul_(2) for out in outs]

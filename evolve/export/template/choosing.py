@@ -35,12 +35,12 @@ class Question:
 
     @property
     def tunes(self) -> bool:
-        """Whether times here decide."""
+        """Whether times measured on this machine decide."""
         return self.options.autotune and not self.compiled and not self.options.pinned(self.op)
 
     @property
     def is_free(self) -> bool:
-        """Whether kernels may be tried that did not win."""
+        """Whether kernels that did not win may be tried."""
         return self.tunes or self.for_backward or bool(self.options.pinned(self.op))
 
 
@@ -56,7 +56,8 @@ class Choice:
 def choices(entry: ExportedEntry, kernels: Mapping[str, Kernel], question: Question) -> Iterator[Choice]:
     """Yield the kernels to try, best first, then raise a NoKernelError that says why each was refused.
 
-    With autotuning all that may run are tried, or else those up to the nearest size at which PyTorch was the fastest.
+    With autotuning, all allowed kernels are tried, otherwise those up to the nearest size at which PyTorch was the
+    fastest.
     """
     if refusal := question.options.refusal(question.op):
         raise NoKernelError(refusal)
@@ -129,14 +130,14 @@ def _beyond(shipped: Shipped, measured: Measured, question: Question) -> str:
 
 
 def _comparable(entry: ExportedEntry, question: Question) -> list[Row]:
-    """Return the measurements on this device with this dtype and these parameters, except those that are free."""
+    """Return the measurements on this device with this dtype and these parameters; free parameters need not match."""
     workload = question.workload
     rows = list(entry.table())
     if not rows:
         raise NoKernelError("the package has no kernel for it")
     every = [measured for _, measured in rows]
     is_here = [measured.device == question.device for measured in every]
-    # What nothing is known of here may be tried where that is wanted: the machine code is the same.
+    # A kernel that was not measured here may be tried if the options allow it: the machine code is the same.
     is_alike = [bool(question.options.pinned(question.op)) or measured.arch == question.arch for measured in every]
     if question.is_free and not question.for_backward and not any(is_here):
         is_here = is_alike
@@ -161,7 +162,7 @@ def _alike(row: Row, question: Question) -> bool:
 
 
 def _kept(rows: list[Row], matches: list[bool], values: list[object]) -> tuple[list[Row], str]:
-    """Return the rows that match, and a list of all values."""
+    """Return the matching rows, and a list of all values."""
     kept = [row for row, matched in zip(rows, matches, strict=True) if matched]
     return kept, ", ".join(dict.fromkeys(str(value) for value in values))
 

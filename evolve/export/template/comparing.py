@@ -1,4 +1,4 @@
-"""Whether results agree with PyTorch's, which are not exact themselves."""
+"""Comparison of results with PyTorch's, which are not exact themselves."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ def close(got: Any, expected: Any, dtype: torch.dtype, *, tf32: bool = False) ->
     for out, exact in zip(tensors(got), tensors(expected), strict=True):
         if out.dtype != exact.dtype:
             raise AssertionError(f"the result is of {out.dtype}, PyTorch's of {exact.dtype}")
-        if exact.dtype.itemsize == 1 and exact.is_floating_point():  # PyTorch compares these in bits only
+        if exact.dtype.itemsize == 1 and exact.is_floating_point():  # PyTorch compares these only bit by bit
             torch.testing.assert_close(out.float(), exact.float(), rtol=FP8_STEP, atol=FP8_LEAST, equal_nan=True)
             continue
         finite = exact[exact.isfinite()].float()

@@ -1,4 +1,4 @@
-"""Compiled kernels: those that a package brings, those in the cache on disk, and new ones."""
+"""Compiled kernels: those in a package, those in the cache on disk, and new ones."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ class Cubins:
     shipped: Mapping[str, ShippedCubin] = field(default_factory=dict)  # by key
 
     def images(self, source: str, arch: str) -> Iterator[bytes]:
-        """Yield what to load, best first: a later one if the driver does not take the one before.
+        """Yield cubins to load, best first; the caller tries the next one if the driver refuses one.
 
         Raise a BrokenPackageError if a file of the package was changed, a CompileError if the source is refused and a
         MissingError if it must be compiled, and nothing can.
@@ -60,5 +60,5 @@ def remembered(source: str, arch: str) -> bytes | None:
 
 
 def _name(source: str, arch: str) -> str:
-    version = torch.version.cuda or ""  # NVRTC's own version takes time to ask for, and comes with PyTorch's
+    version = torch.version.cuda or ""  # PyTorch's version determines NVRTC's, which takes time to query
     return f"{key(source, f'{version} {arch}')}.cubin"

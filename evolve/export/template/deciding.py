@@ -1,7 +1,7 @@
-"""Decisions: which kernel runs for a workload on a device, compiled, or why PyTorch does.
+"""Decisions: the compiled kernel that runs for a workload on a device, or the reason why PyTorch runs.
 
 The measurements of the package decide. With autotuning, the first call for new sizes times the kernels that may run and
-PyTorch, and the cache on disk keeps which was the fastest.
+PyTorch, and the cache on disk keeps the fastest.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ class SlowLaunchError(NoKernelError):
 
 @dataclass(frozen=True)
 class Decision:
-    """Decision for one workload on one device: the compiled kernel, or none if PyTorch runs, and the reason."""
+    """Decision for one workload on one device: the compiled kernel, or None if PyTorch runs, and the reason."""
 
     reason: str
     kernel: str = ""
@@ -85,7 +85,7 @@ class Tuned:
 
 @dataclass(frozen=True)
 class ByPyTorch:
-    """PyTorch in place of a kernel that does not win, where a kernel of the backward does."""
+    """PyTorch's forward where only a kernel of the backward wins."""
 
     op: Op
 
@@ -103,7 +103,7 @@ class ByPyTorch:
 
 
 class Decider:
-    """What decides over the calls of one op."""
+    """The decisions about calls of one op."""
 
     def __init__(self, op: Op, entry: ExportedEntry, folder: Path, machine: Machine) -> None:
         self.op = op
@@ -143,7 +143,7 @@ class Decider:
         return _saves_us(choice, question) * min(1.0, share)
 
     def costs_us(self, question: Question) -> float:
-        """Return how much longer an opaque op takes than the compiler's code where no kernel wins.
+        """Return the extra time of an opaque op over the compiler's code where no kernel wins.
 
         There a kernel runs if it was as fast, otherwise eager PyTorch. Raise a NoKernelError if nothing was measured.
         """
@@ -154,7 +154,10 @@ class Decider:
         return max(0.0, ours - near.baseline_us)
 
     def asked(self, metas: Tensors, device: torch.device, parameters: Mapping[str, Number], where: str) -> Question:
-        """Return what must be decided for tensors without memory. Raise a NoKernelError if no kernel can take them."""
+        """Return the workload to decide for tensors without memory.
+
+        Raise a NoKernelError if no kernel can take them.
+        """
         if device.type != self.machine.device_type:
             raise NoKernelError(f"the inputs are on the {device.type.upper()}")
         if fault := parameter_fault(parameters, self.op):
@@ -162,7 +165,7 @@ class Decider:
         return self._question(metas, device, parameters, where)[0]
 
     def forward_by_pytorch(self, views: Tensors, parameters: Mapping[str, Number], reason: str) -> Decision:
-        """Return the decision that PyTorch computes these outputs, and a kernel what the backward needs."""
+        """Return the decision that PyTorch computes these outputs, and kernels compute the backward."""
         question, found = self._question(_metas(views), views[0].device, parameters, EAGER)
         shapes = [(spec, self.op.shape(spec, question.workload)) for spec in self.op.outputs]
         outputs = tuple(found.unfolded(*pair) for pair in shapes) if found.leading is not None else None
@@ -172,7 +175,7 @@ class Decider:
     def _question(
         self, views: Tensors, device: torch.device, parameters: Mapping[str, Number], where: str
     ) -> tuple[Question, Folds]:
-        """Return what must be decided for these tensors. Raise a NoKernelError if they do not fit the op."""
+        """Return the workload to decide for these tensors. Raise a NoKernelError if they do not fit the op."""
         info = self.machine.info(device)
         with torch.no_grad():
             found = folds(self.op, [x.shape for x in views])
@@ -214,7 +217,7 @@ class Decider:
         raise AssertionError("`choices` must end with a NoKernelError")
 
     def _tuned(self, question: Question, views: Tensors, found: Folds, where: str) -> Tuned | None:
-        """Return which kernel is the fastest here, or that PyTorch is: from the cache, or by timing all of them.
+        """Return the fastest kernel on this machine, or PyTorch: from the cache, or by timing all of them.
 
         Return None if the cache does not know, and a graph is captured.
         """
@@ -305,7 +308,7 @@ class Decider:
 
 
 def _saves_us(choice: Choice, question: Question) -> float:
-    """Return the time by which a kernel was faster than what runs instead of it; endless if it was asked for."""
+    """Return the time by which a kernel was faster than its alternative; infinity if the kernel was requested."""
     if question.options.pinned(question.op):
         return math.inf
     times = choice.measured.times
@@ -356,7 +359,7 @@ def _name_of(*facts: object) -> str:
 
 
 def _remembered(name: str) -> Tuned | None:
-    """Return what the cache keeps under a name; None if that is nothing or was damaged."""
+    """Return the cache's entry of a name; None if there is none or it was damaged."""
     content = kept(name)
     try:
         return None if content is None else Tuned(**json.loads(content))

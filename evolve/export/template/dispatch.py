@@ -1,4 +1,4 @@
-"""Dispatch of calls in an exported package: to the kernel that was fastest at the nearest sizes, or to PyTorch."""
+"""Dispatch of calls in an exported package to the kernel that was fastest at the nearest sizes, or to PyTorch."""
 
 import logging
 import threading
@@ -45,7 +45,7 @@ MOST_DECISIONS = 4096  # more than a model has shapes; lengths that never repeat
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a call would run: a kernel, or none if PyTorch would run, and the reason."""
+    """What a call would run: a kernel, or None if PyTorch would run, and the reason."""
 
     op: str
     kernel: str
@@ -74,7 +74,7 @@ class Primitive:
         return self.pytorch(inputs, parameters) if outputs is None else outputs
 
     def repeated(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
-        """Do as a call does. Shapes and parameters are those of earlier calls in most cases, as in a backward."""
+        """Run as a call does. In most cases shapes and parameters are those of earlier calls, as in a backward."""
         outputs: Tensors | None = self._kinds.recall(inputs, parameters)
         if outputs is not None:
             return outputs
@@ -116,7 +116,7 @@ class Primitive:
     def decision(
         self, views: Tensors, parameters: Mapping[str, Number], where: str = EAGER, after_bytes: int = 0
     ) -> Decision:
-        """Return which kernel runs for these inputs, or why PyTorch does; copies of inputs count."""
+        """Return the kernel that runs for these inputs, or the reason why PyTorch runs; copies of inputs count."""
         if reason := self._obstacle(views, parameters):
             return Decision(reason)
         decision = self._decide(views, parameters, where)
@@ -155,7 +155,7 @@ class Primitive:
         return obstacle(views, parameters, self.op, self.machine.device_type) or self._no_gradient(views)
 
     def _learning(self, views: Tensors) -> frozenset[str]:
-        """Return the inputs that ask for gradients."""
+        """Return the inputs that require gradients."""
         if not torch.is_grad_enabled():
             return frozenset()
         return frozenset([s.name for s, x in zip(self.op.inputs, views, strict=True) if x.requires_grad])
@@ -191,7 +191,7 @@ class Primitive:
         learning: Collection[str],
         where: str,
     ) -> tuple[float, str]:
-        """Return the time that kernels of the backward save, and of which ops they are."""
+        """Return the time that kernels of the backward save, and the names of their ops."""
         workload = self._decider.asked(metas, device, parameters, where).workload
         sizes, saves_us, ops = self.op.sizes(workload), 0.0, []
         kinds = {one.name: (self.op.shape(one, workload), TORCH_DTYPES[one.dtype or workload.dtype])
@@ -258,7 +258,7 @@ class Primitive:
     ) -> str:
         """Return why no kernel wins in a compiled graph, for tensors without memory; copies count. Empty if one does.
 
-        Compiles nothing. Where these inputs ask for gradients, a kernel of the backward may win.
+        Compiles nothing. Where these inputs require gradients, a kernel of the backward may win.
         """
         copies_us = _copies_us(metas, after_bytes)
         try:
@@ -280,7 +280,7 @@ class Primitive:
 
 
 def _copies_us(views: Tensors, after_bytes: int) -> float:
-    """Return the time of what must be copied before a kernel reads its inputs, and after it."""
+    """Return the time of the copies before and after a kernel."""
     return sum(map(copying_us, [*map(copied_bytes, views), after_bytes]))
 
 

@@ -35,7 +35,7 @@ class Draw:
     dtype: torch.dtype
 
     def tensor(self, *shape: int, dtype: torch.dtype | None = None, low: float = -2.0, high: float = 2.0) -> Tensor:
-        """Return a tensor that may lie in memory in any way."""
+        """Return a tensor with any layout in memory."""
         other = self.dtype if self.rng.randrange(RARELY) else self.rng.choice(DTYPES)
         x = torch.empty(shape).uniform_(low, high, generator=self._generator()).to(dtype or other)
         return self._strided(x, self.rng.randrange(10))
@@ -66,7 +66,7 @@ class Draw:
         return self.rng.choice(options)
 
     def _strided(self, x: Tensor, kind: int) -> Tensor:
-        """Return a tensor that lies in memory in one of several ways, in the first of which elements share a place."""
+        """Return a tensor in one of several layouts. In the first, elements share memory."""
         if not x.dim() or not x.numel():
             return x
         dim = self.rng.randrange(x.dim())
@@ -109,9 +109,9 @@ def changed(drawn: Drawn, function: Callable[[Tensor], Tensor]) -> Drawn:
 
 
 def learning(drawn: Drawn, rng: random.Random | None = None) -> Drawn:
-    """Return the same call with floating-point arguments that ask for gradients, with the same strides.
+    """Return the same call with floating-point arguments that require gradients, with the same strides.
 
-    With a source of random numbers, one in four does not ask.
+    With a source of random numbers, one in four does not require them.
     """
 
     def asks(x: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ def learning(drawn: Drawn, rng: random.Random | None = None) -> Drawn:
 
 
 def copied(drawn: Drawn) -> Drawn:
-    """Return the same call with tensors of their own, which lie in memory as these do."""
+    """Return the same call with copies of the tensors that have the same layout in memory."""
     return changed(drawn, lambda x: placed(x, x.device))
 
 
@@ -132,7 +132,7 @@ def erased(x: Tensor) -> Tensor:
 
 
 def placed(x: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor on a device as it lies in memory: with its strides and its offset."""
+    """Return a copy of a tensor on a device, with the same strides and offset."""
     whole = torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage())
     return whole.to(device, copy=True).as_strided(x.shape, x.stride(), x.storage_offset())
 
@@ -147,5 +147,5 @@ def overwritten(ours: list[Tensor], theirs: list[Tensor], arguments: list[Tensor
 
 
 def emptied(first: Tensor, x: Tensor) -> Tensor:
-    """Return no rows of a tensor if it is the first one."""
+    """Return the first tensor without rows, and others as they are."""
     return x[:0] if x is first else x

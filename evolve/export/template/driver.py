@@ -1,7 +1,7 @@
 """Launches through CUDA's driver by ctypes: it comes with the GPU, so no package is needed beside PyTorch.
 
-What does not change from call to call, such as grids and numbers, is written into memory once. A call writes addresses
-and calls the driver with four arguments for each launch.
+Values that do not change between calls, such as grids and numbers, are written into memory once. A call writes
+addresses and calls the driver with four arguments for each launch.
 """
 
 import copy
@@ -78,7 +78,7 @@ class Block:
     """The memory of all arguments of a plan's launches: addresses first, which each call writes, then numbers.
 
     Launches share the address of a tensor, because the driver copies arguments when a launch is enqueued. Tensor maps
-    have memory of their own, in which the driver changes the address.
+    have separate memory, in which the driver changes the address.
     """
 
     def __init__(self, launches: Sequence[BoundLaunch], sizes: Sequence[Sequence[int]]) -> None:
@@ -126,7 +126,7 @@ class Block:
 
 
 class Program:
-    """All launches of a plan for one workload, loaded on the GPU that is current."""
+    """All launches of a plan for one workload, loaded on the current GPU."""
 
     def __init__(self, bound: Bound, image: bytes, sms: int) -> None:
         entries = cubin.entries(image)
@@ -139,12 +139,12 @@ class Program:
             if launch.cooperative:
                 _check_residency(launch, function, sms)
         # Not of a PyDLL, which keeps Python's lock and saves 0.05 us: a launch waits while the GPU's queue is full, and
-        # what is queued may be a function of Python.
+        # the queue may hold a function of Python.
         self.call = driver().cuLaunchKernelEx
         self._arrange()
 
     def again(self) -> "Program":
-        """Return the same program with memory of its own for arguments."""
+        """Return the same program with separate memory for arguments."""
         made = copy.copy(self)
         made._arrange()  # noqa: SLF001 - of this class
         return made
@@ -155,7 +155,7 @@ class Program:
         self._references = list(map(ctypes.byref, self._configs))
 
     def arguments(self) -> tuple[Any, ...]:
-        """Return the places of the addresses of `block.names`, and what `call` takes for each launch.
+        """Return the places of the addresses of `block.names`, and the arguments of `call` for each launch.
 
         These are all configurations, of which a call sets the stream, then the references to them, then the arguments.
         Functions that set the addresses of tensor maps follow, in the order of `block.maps`.
@@ -183,7 +183,7 @@ class Program:
 
 
 def program(bound: Bound, images: Iterable[bytes], sms: int) -> Program:
-    """Load the first of these cubins that the driver takes; those of another version of CUDA it may refuse."""
+    """Load the first of these cubins that the driver accepts. It may refuse those of another version of CUDA."""
     refused: DriverError | None = None
     for image in images:
         try:
@@ -202,7 +202,7 @@ def use_context(device: int) -> None:
 
 @cache
 def _primary_context(device: int) -> ctypes.c_void_p:
-    """Return the context. It is held for good, as it would be destroyed where PyTorch does not hold it yet."""
+    """Return the context. It is never released, because it would be destroyed while PyTorch does not hold it yet."""
     context, gpu = ctypes.c_void_p(), ctypes.c_int()
     checked(driver().cuDeviceGet(ctypes.byref(gpu), device), "the GPU cannot be used")
     checked(driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), gpu), "the GPU cannot be used")
@@ -217,7 +217,7 @@ def despite_captures() -> Iterator[None]:
     try:
         yield
     finally:
-        driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))  # it holds the mode of before
+        driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))  # it holds the previous mode
 
 
 @cache
@@ -241,7 +241,7 @@ def offered() -> int:
 
 
 def version() -> str:
-    """Return the driver's version: the one of CUDA that it offers, and its own where the system tells it."""
+    """Return the version of CUDA that the driver offers, and the driver's own version if the system reports it."""
     with suppress(OSError):
         return f"{offered()} {OWN_VERSION.read_text(encoding='ascii').strip()}"
     return str(offered())
@@ -253,7 +253,7 @@ def loads_in_captures() -> bool:
 
 
 class Module:
-    """A cubin that is loaded on one GPU, where it stays: a stream may still use it when nothing else does."""
+    """A cubin that is loaded on one GPU. It is never unloaded, because a stream may still use it."""
 
     def __init__(self, image: bytes) -> None:
         self._handle = ctypes.c_void_p()
@@ -262,7 +262,7 @@ class Module:
         self._lock = threading.Lock()
 
     def function(self, entry: str, shared: int) -> ctypes.c_void_p:
-        """Return a kernel that may be launched with so much dynamic shared memory, and with what was asked before."""
+        """Return a kernel that may be launched with so much dynamic shared memory, or as much as earlier requests."""
         function, static = ctypes.c_void_p(), ctypes.c_int()
         found = driver().cuModuleGetFunction(ctypes.byref(function), self._handle, entry.encode())
         checked(found, f"`{entry}` is not in the cubin")

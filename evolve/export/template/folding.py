@@ -57,7 +57,7 @@ def folded(shape: Shape, rank: int) -> Shape:
 
 
 def as_kernel_reads(x: torch.Tensor, shape: Shape) -> torch.Tensor:
-    """Return the tensor in this shape, contiguous and aligned, which copies it only if it is not."""
+    """Return the tensor in this shape, contiguous and aligned. It is copied only if necessary."""
     if x.shape != shape:
         x = x.reshape(shape)
     if not x.is_contiguous() or x.is_neg():  # an imaginary part may be marked as negated; no kernel reads complex ones
@@ -66,7 +66,7 @@ def as_kernel_reads(x: torch.Tensor, shape: Shape) -> torch.Tensor:
 
 
 def takes_more_dims(op: Op) -> bool:
-    """Return whether PyTorch does the same with leading dims as with rows, as a small call on the CPU shows."""
+    """Return whether PyTorch treats leading dims as rows, which a small call on the CPU shows."""
     dim, small = _folded_dim(op), op.emulated[0]
     later = {name for spec in (*op.inputs, *op.outputs) for name in spec.dims[1:]}
     if not op.by_rows or dim not in dict(small.dims) or dim in later:

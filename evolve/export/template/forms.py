@@ -1,7 +1,7 @@
-"""Forms: how a call with PyTorch's signature becomes a call of an op of the package, and which layers make such calls.
+"""Forms: translate calls with PyTorch's signatures into calls of ops, and list the layers that make such calls.
 
-A form has a function with PyTorch's own arguments, which returns what an op must compute, or says why no op computes
-it. Tensors are given as views: their leading dims beyond those of the op are folded into the op's first dim, and copies
+A form has a function with PyTorch's own arguments. It returns the call of an op, or says why no op computes the result.
+Tensors are given as views: their leading dims beyond those of the op are folded into the op's first dim, and copies
 are made only once a kernel is chosen.
 """
 
@@ -14,16 +14,16 @@ from torch import Tensor, nn
 
 from reference_ops.op import Number
 
-CALL_US, BYTES_PER_US = 8.0, 1e6  # of a call that adds or copies, and of a slow GPU's memory
+CALL_US, BYTES_PER_US = 8.0, 1e6  # time of a call that adds or copies, and bandwidth of a slow GPU
 INTEGER = str(int)
 CHANNELS_LAST = "the channels lie last in memory, and the kernels of this function do not leave them there"
 Arguments = tuple[Any, ...]
 RECURRENT = ("lstm", "gru", "rnn_tanh", "lstm_cell", "gru_cell")  # functions that layers call after they made states
-LOW, FLOAT32, NOTHING = "low", "float32", "nothing"  # what autocast makes of a function's tensors
+LOW, FLOAT32, NOTHING = "low", "float32", "nothing"  # how autocast changes a function's tensors
 
 
 class Call(NamedTuple):
-    """A call of an op: its inputs as views, its parameters, and what makes the result of the op's outputs."""
+    """A call of an op: its inputs as views, its parameters, and a function from the op's outputs to the result."""
 
     op: str
     views: tuple[Tensor, ...]
@@ -35,7 +35,7 @@ class Call(NamedTuple):
     replaced: tuple[Tensor, Tensor, Callable[[Tensor], Tensor]] | None = None
 
 
-# Arguments of calls of which another one is composed. It is sent each result, and returns its own.
+# Arguments of calls of which another one is composed. The generator is sent each result, and returns its own.
 Parts = Generator[tuple[Any, ...], Any, Any]
 Lowered = Call | list[Call] | str  # calls in order of preference, or why there is none
 
@@ -60,7 +60,7 @@ class Scalars(NamedTuple):
 
     names: tuple[str, ...]  # of all its arguments
     flags: frozenset[str]
-    others: Mapping[str, str]  # the types of numbers and other things
+    others: Mapping[str, str]  # the types of numbers and other arguments
 
     @classmethod
     def of(cls, lower: Callable[..., Any]) -> "Scalars":
@@ -71,7 +71,7 @@ class Scalars(NamedTuple):
         return cls(tuple(kinds), flags, others)
 
     def fault(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> str:
-        """Return why PyTorch refuses an argument, or which one is not part of a call's key; empty if neither holds."""
+        """Return why PyTorch refuses an argument, or why a call's key lacks it; empty if neither holds."""
         for name, value in (*zip(self.names, arguments, strict=False), *named.items()):
             if name in self.flags and type(value) is not bool:
                 return f"`{name}` is neither True nor False"
@@ -81,7 +81,7 @@ class Scalars(NamedTuple):
 
 
 def _misfit(name: str, taken: str, value: Any) -> str:
-    """Return what an argument is that should be of another type; empty if it is of this one, as far as known."""
+    """Return the type of an argument that should be of another type; empty if it fits, as far as known."""
     if isinstance(value, Tensor):
         return "a tensor"
     if value is None and "None" not in taken:
@@ -114,27 +114,27 @@ def back(out: Tensor, dim: int) -> Tensor:
 
 
 def copying_us(nbytes: int) -> float:
-    """Return the time that copying so many bytes takes, or adding to them."""
+    """Return the time to copy, or to add to, so many bytes."""
     return CALL_US + 2 * nbytes / BYTES_PER_US if nbytes else 0.0
 
 
 def copied_bytes(x: Tensor) -> int:
-    """Return how many bytes are copied before a kernel can read a tensor."""
+    """Return the number of bytes that are copied before a kernel can read a tensor."""
     return 0 if x.is_contiguous() else x.numel() * x.dtype.itemsize
 
 
 def contiguous(out: Tensor, dim: int) -> Tensor:
-    """Undo `last`, and copy the result if that leaves it in another order of memory than PyTorch's."""
+    """Undo `last`, and copy the result if its layout in memory then differs from PyTorch's."""
     return back(out, dim).contiguous()
 
 
 def as_input(out: Tensor, x: Tensor) -> Tensor:
-    """Return a result in memory as elementwise functions of PyTorch return it: in the order of the input's dims."""
+    """Return a result with the layout of PyTorch's elementwise functions: in the order of the input's dims."""
     return out if out.stride() == x.stride() else torch.empty_like(x, dtype=out.dtype).copy_(out)
 
 
 def has_channels_last(*tensors: Tensor) -> bool:
-    """Return whether the channels of some images lie last in memory. PyTorch's results then lie so, too."""
+    """Return whether the channels of images are last in memory. PyTorch's results then have this layout, too."""
     return any(x.dim() > 2 and not x.is_contiguous() and x.movedim(1, -1).is_contiguous() for x in tensors)
 
 
@@ -162,7 +162,7 @@ def inverse(order: Sequence[int]) -> tuple[int, ...]:
 
 
 def elementwise(op: str, *tensors: Tensor, **parameters: Number) -> Lowered:
-    """Return the call of an op on tensors of one shape, in the order in which they lie in memory."""
+    """Return the call of an op on tensors of one shape, in their order in memory."""
     x = tensors[0]
     if any(other.shape != x.shape for other in tensors):
         return "the shapes differ"
@@ -202,7 +202,7 @@ class Layer:
 
     @property
     def is_pure(self) -> bool:
-        """Whether its forward does no more than call the function."""
+        """Whether its forward only calls the function."""
         return self.function not in {"batch_norm", *RECURRENT}
 
 

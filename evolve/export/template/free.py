@@ -25,7 +25,7 @@ class Slot:
 
 
 class _Asked(dict[str, Any]):
-    """Sizes and parameters that remember which of them were asked for."""
+    """Sizes and parameters that record which of them were read."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__(values)

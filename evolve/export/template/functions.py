@@ -43,7 +43,7 @@ NOT_EXPORTED = "the package has no kernel for it"
 
 @dataclass(frozen=True)
 class Attempt:
-    """What became of a call: its result or ELSEWHERE, and the op's call, decision and outputs if a kernel ran."""
+    """The outcome of a call: its result or ELSEWHERE, and the op's call, decision and outputs if a kernel ran."""
 
     result: Any
     call: Call | None = None
@@ -72,7 +72,7 @@ class Function:
         self.form = form
         self._known = primitives
         self._registry = registry
-        # A function of nothing but a name: PyTorch 2.11 traces no constant function of other objects.
+        # A function that has only a name: PyTorch 2.11 traces no constant function of other objects.
         self._defined = _constant(lambda name: registry is not None and registry.define(name))
         self._scalars = Scalars.of(form.lower)
         self.primitives = {name: primitives[name] for name in form.ops if name in primitives}
@@ -126,14 +126,17 @@ class Function:
         return self._attempt(arguments, named) if key in self._plans else self._attempted(arguments, named).result
 
     def _can_repeat(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
-        """Return whether a call for gradients changes nothing of the caller's."""
+        """Return whether a call that requires gradients leaves the caller's tensors unchanged."""
         calls = self._lowered(arguments, named)
         return torch.is_grad_enabled() and (isinstance(calls, str) or not any(call.changes for call in calls))
 
     def _attempted(
         self, arguments: tuple[Any, ...], named: Mapping[str, Any], decided: tuple[int, Run] | None = None
     ) -> Attempt:
-        """Return what becomes of a call; what was `decided` for another one of its key is done for this one."""
+        """Return the outcome of a call.
+
+        A decision that was `decided` for another call of the same key is used again.
+        """
         if decided is None and any(map(overrides, (*arguments, *named.values()))):
             return Attempt(ELSEWHERE)
         given = self._as_cast(arguments, named)
@@ -160,7 +163,7 @@ class Function:
         return Attempt(call.finish(outputs), call, place, decision, outputs, given=every)
 
     def _launch(self, call: Call, decision: Decision, outputs: tuple[Tensor, ...]) -> Run:
-        """Return what gives the outputs of a call that was just made for the views of another one of its key."""
+        """Return a function that repeats the outputs of a call for the views of another call of the same key."""
         primitive = self.primitives[call.op]
         reads = tuple(starmap(Reading, zip(call.views, decision.inputs, strict=True)))
         made = Made(reads, outputs, outputs, call.parameters)
@@ -194,7 +197,7 @@ class Function:
         return primitive is not None and bool(tensors) and primitive.captures(tensors[0].device)
 
     def _parts(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Parts | None:
-        """Return the calls of this function of which a call is composed; None if it cannot be."""
+        """Return the calls of this function of which a call is composed; None if there are none."""
         if self.form.parts is None or torch.is_autocast_enabled(self._device_type):
             return None
         if self._scalars.fault(arguments, named):
@@ -218,7 +221,7 @@ class Function:
             return done.value
 
     def of(self, form: Form) -> "Function":
-        """Return a function of another form by the same kernels."""
+        """Return the function of another form with the same kernels."""
         return Function(form, self._known, self._registry)
 
     def traced(
@@ -226,7 +229,7 @@ class Function:
     ) -> Any:
         """Return the result in a graph that is being traced: by opaque ops where a kernel wins, or else by PyTorch.
 
-        `told` gets the reason why PyTorch runs, or nothing.
+        `told` gets the reason why PyTorch runs, or an empty string.
         """
         registry = self._registry
         calls: list[Call] | str = self._lowered(arguments, named) if registry else NOT_EXPORTED
@@ -241,7 +244,7 @@ class Function:
         return self.form.pytorch(*arguments, **named)
 
     def explain(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Explanation:
-        """Return what a call would run, and why."""
+        """Return the kernel that a call would run, if any, and why."""
         if any(map(overrides, (*arguments, *named.values()))):
             return Explanation(self.form.name, "", "an argument overrides PyTorch's functions")
         calls = self._lowered(arguments, named)
@@ -266,7 +269,7 @@ class Function:
         return given if isinstance(given, str) else self._lowered_as(*given)
 
     def _lowered_as(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> list[Call] | str:
-        """Do so for arguments as autocast makes them."""
+        """Arguments are those that autocast makes of them."""
         if fault := self._scalars.fault(arguments, named):
             return fault
         try:
@@ -278,7 +281,7 @@ class Function:
         return [found] if isinstance(found, Call) else found
 
     def _as_cast(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Given | str:
-        """Return the arguments as autocast makes them, or that this is not known."""
+        """Return the arguments that autocast makes of these, or say that they are not known."""
         if not torch.is_autocast_enabled(self._device_type):
             return arguments, named
         to = self._autocast()
@@ -289,7 +292,7 @@ class Function:
         return cast(arguments, to), {name: cast(value, to) for name, value in named.items()}
 
     def _autocast(self) -> torch.dtype | None:
-        """Return the dtype that autocast gives to arguments: float64 if it changes none, None if that is unknown."""
+        """Return the dtype that autocast gives to arguments: float64 if it changes none, None if it is unknown."""
         if self.form.autocast == LOW:
             return torch.get_autocast_dtype(self._device_type)
         return {FLOAT32: torch.float32, NOTHING: torch.float64}.get(self.form.autocast)
@@ -301,15 +304,14 @@ def _launched(primitive: Primitive, decision: Decision, parameters: Mapping[str,
 
 def _foreign(value: Any) -> bool:
     """Return whether an argument is another framework's array."""
-    # A variable that fx traces would claim every attribute; its type has only its own.
+    # A variable that fx traces has every attribute; its type has only the real ones.
     return not isinstance(value, Tensor) and hasattr(type(value), "__dlpack__")
 
 
 def _called_with_arrays(function: Callable[..., Any], arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-    """Call a function of tensors with arrays of other frameworks, such as CuPy and JAX, and return arrays of the first
-    one's kind. Nothing is copied.
+    """Call a function with arrays of other frameworks, such as CuPy, and return arrays of the first one's kind.
 
-    Both sides wait for each other's current streams, as DLPack says.
+    Nothing is copied. Both frameworks wait for each other's current streams, as DLPack specifies.
     """
     back = arguments[0].__array_namespace__().from_dlpack
     given = [_mapped(value, _foreign, from_dlpack) for value in arguments]
@@ -331,7 +333,8 @@ def _mapped(value: Any, chosen: Callable[[Any], bool], function: Callable[[Any],
 def _constant(function: Callable[..., bool]) -> Callable[..., bool]:
     """Mark a function that is called while a graph is traced, whose result is a constant of the graph.
 
-    This is `torch.compiler.assume_constant_result`, which would import the compiler: half of PyTorch's own start.
+    This replaces `torch.compiler.assume_constant_result`, which would import the compiler, and so add half of PyTorch's
+    own start-up time.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
     return function
@@ -394,7 +397,10 @@ class Functions(Mapping[str, Function]):
 def explain(
     known: Mapping[str, Function], name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]
 ) -> Explanation:
-    """Return what a call of this function would run. Compiles the kernel if necessary."""
+    """Return the kernel that a call of this function would run, or why PyTorch would run.
+
+    Compiles the kernel if necessary.
+    """
     if name not in known:
         raise ValueError(f"there is no `{name}` in this package, only {', '.join(known)}")
     return known[name].explain(arguments, named)

@@ -56,7 +56,7 @@ def conv1d(
 def _of_each_channel(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, dilation: int
 ) -> Call | str:
-    """Return the call of the causal convolution of a convolution of each channel, as Mamba has it."""
+    """Return the call of the causal convolution for a convolution of each channel, as in Mamba."""
     if stride != 1 or weight.shape[:2] != (x.shape[1], 1) or x.shape[0] * x.shape[2] == 0:
         return "the kernels of each channel have stride 1 and a filter for each channel"
     before, length = (weight.shape[2] - 1) * dilation, x.shape[2]
@@ -69,7 +69,7 @@ def _of_each_channel(
         return call._replace(finish=lambda outputs: outputs[0][..., before:].contiguous(), after_bytes=moved)
 
     def finish(outputs: tuple[Tensor, ...]) -> Tensor:
-        # The last positions read what lies beyond the end, which is zero.
+        # The last positions read beyond the end, where values are zero.
         beyond = functional.pad(x[..., length - before :], (0, before))
         last = functional.conv1d(beyond, weight, bias, dilation=dilation, groups=x.shape[1])
         return torch.cat((outputs[0], last), 2)
@@ -141,7 +141,7 @@ def conv2d(
 
 
 def _conv2d_channels_last(x: Tensor, weight: Tensor, bias: Tensor | None, at: dict[str, int]) -> Lowered:
-    """Return the call of the op for images whose channels lie last in memory, where they do in its result as well."""
+    """Return the call of the op for images whose channels are last in memory, if those of its result are as well."""
     if bias is not None and (bias.dtype, bias.device, bias.shape) != (x.dtype, x.device, weight.shape[:1]):
         return "the bias does not fit"
 
@@ -281,7 +281,7 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Lowered:
-    """Images of another size, each pixel taken from the nearest one (`nearest`) or from four (`bilinear`)."""
+    """Resized images: each pixel is taken from the nearest one (`nearest`) or from four (`bilinear`)."""
     if input.dim() != 4 or align_corners or antialias or recompute_scale_factor:
         return "the kernels take images, without align_corners and antialias"
     if (size is not None and scale_factor is not None) or (mode == "nearest" and align_corners is not None):

@@ -39,7 +39,7 @@ def matmul(input: Tensor, other: Tensor) -> Lowered:
 
 def _by_matrix(input: Tensor, other: Tensor) -> Lowered:
     calls = [Call("gemm", (input, other), {}, first)]
-    # A transposed weight, as in `x @ weight.T`, lies in memory as another op takes it.
+    # A transposed weight, as in `x @ weight.T`, has the layout that another op takes.
     transposed = not other.is_contiguous() and other.mT.is_contiguous()
     return [Call("skinny_gemm", (input, other.mT), {}, first), *calls] if transposed else calls
 
@@ -83,7 +83,8 @@ def scaled_dot_product_attention(
     if scale is not None and scale != query.shape[-1] ** -0.5:
         return "the kernels scale by the root of the heads' size"
     views = (query, key, value)
-    # Where heads lie behind their positions, as projections leave them, the result lies so, too: models view it.
+    # Where heads follow their positions in memory, as projections leave them, the result has that layout, too, because
+    # models view it.
     by_position = not query.is_contiguous() and query.transpose(1, 2).is_contiguous()
     finish, after_bytes = (lambda o: as_input(o[0], query), copied_bytes(query)) if by_position else (first, 0)
     shared = query.shape[1] != key.shape[1]
@@ -123,14 +124,14 @@ def embedding(
 
 
 def _padded(weight: Tensor, *, padding: int) -> Tensor:
-    # What the class method `apply` does, besides looking for transforms of torch.func, which was done.
+    # The work of the class method `apply`, without its search for transforms of torch.func, which was done before.
     kind: Any = _Padded
     found: Tensor = super(torch.autograd.Function, kind).apply(weight, padding)
     return found
 
 
 class _Padded(torch.autograd.Function):
-    """A weight as it is, of which one row gets no gradient."""
+    """A weight of which one row gets no gradient."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, padding: int) -> Tensor:
@@ -178,7 +179,7 @@ def rope(cos: Tensor, sin: Tensor, x: Tensor, *, half: int | None) -> Lowered:
 
 
 def rotary_embedding(cos: Tensor, sin: Tensor, x: Tensor, *, half: int | None) -> Call | str:
-    """A tensor times cosines, and its halves, turned, times sines; heads share the angles of a token."""
+    """A tensor times cosines plus its rotated halves times sines; heads share the angles of a token."""
     if x.dim() < 3 or x.shape[-1] % 2 or half not in {None, x.shape[-1] // 2}:
         return "the tensor is not of heads with two halves"
     if torch.promote_types(x.dtype, torch.promote_types(cos.dtype, sin.dtype)) != x.dtype:

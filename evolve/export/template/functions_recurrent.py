@@ -13,7 +13,7 @@ STATES = "tuple[Tensor, Tensor]"
 
 
 def _lower(op: str, count: int) -> Callable[..., Lowered]:
-    """Return the function that lowers a layer with this number of states, the hidden one and perhaps the cell's."""
+    """Return the function that lowers a layer with this number of states: two for an LSTM, one for others."""
 
     def lower(
         input: Tensor,

@@ -25,7 +25,7 @@ NO_DIM = "no dim is given"
 SCALAR = "the input has no dims"
 OTHER_DTYPE = "the result has another dtype than the input"
 SEVERAL = "it goes over several dims"
-WITH_POSITIONS = 5  # of the memory of values alone: a position has two to four times as many bytes as a value
+WITH_POSITIONS = 5  # bytes of the values alone: a position has two to four times as many bytes as a value
 
 
 def _mapped(op: str, input: Tensor, dim: int | None, dtype: torch.dtype | None) -> Lowered:
@@ -46,7 +46,7 @@ def _along(op: str, x: Tensor, dim: int) -> Call:
 
 
 def _moved_bytes(x: Tensor, dim: int, count: int) -> int:
-    """Return the bytes of a result of so many elements, if its last dim is moved back to where the input has it."""
+    """Return the bytes of a result of so many elements, if its last dim is moved back to its place in the input."""
     return 0 if dim in {-1, x.dim() - 1} or x.numel() == x.shape[dim] else count * x.dtype.itemsize
 
 

@@ -1,4 +1,4 @@
-"""Several calls of a graph in which patterns find one op become one call, where nothing else needs what is within."""
+"""Fusion: replaces calls of a graph that match the pattern of one op, if no other node needs their results."""
 
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,7 +22,7 @@ class Found(NamedTuple):
 
 
 def found_in(graph: fx.Graph, ops: Collection[str], patterns: Sequence[Pattern]) -> list[Found]:
-    """Return what one of these ops computes, from the end of the graph on."""
+    """Return the matches of these ops' patterns, from the end of the graph on."""
     order = {node: at for at, node in enumerate(graph.nodes)}
     taken: set[Node] = set()
     found = []
@@ -53,7 +53,7 @@ def _written(match: Match) -> fx.Graph:
 
 
 def replace(graph: fx.Graph, match: Match, target: Callable[..., Any], replaced: dict[Node, Node]) -> None:
-    """Put one call in place of those that match, and note which nodes have its results."""
+    """Replace the matching calls by one, and note which nodes have its results."""
     several = len(match.results) > 1
     with graph.inserting_before(next(node for node in match.inside if node in match.results)):
         made = graph.call_function(target, tuple(replaced.get(one, one) for one in match.given))
@@ -73,7 +73,7 @@ def form_of(match: Match, written: fx.Graph) -> Form:
 
 
 def _can_be_one(match: Match, order: Mapping[Node, int]) -> bool:
-    """Return whether one call may stand in place of these: nothing else uses or changes what they compute."""
+    """Return whether one call may replace these: no other node uses or changes their intermediate results."""
     inside, results = {*match.inside}, {*match.results}
     given = {one for one in match.given if isinstance(one, Node)}
     if not given.isdisjoint(inside) or any(order[one] > min(order[out] for out in results) for one in given):
@@ -88,7 +88,7 @@ def _can_be_one(match: Match, order: Mapping[Node, int]) -> bool:
 
 
 def _changes(node: Node) -> bool:
-    """Return whether a node may change tensors in place, or a mode of PyTorch."""
+    """Return whether a node may change tensors in place, or change a mode of PyTorch."""
     if node.op in {"placeholder", "get_attr", "output"}:
         return False
     if node.op == "call_method":

@@ -22,7 +22,7 @@ ALIKE = {"add_rms_norm_backward": {"residual": "x"}, "add_layer_norm_backward": 
 
 
 class Deciding(Protocol):
-    """What decides whether a kernel runs for the tensors of an op, and launches it."""
+    """Decides whether a kernel runs for the tensors of an op, and launches it."""
 
     def decision(self, views: Tensors, parameters: Mapping[str, Number]) -> "Decision": ...
     def launch(self, decision: "Decision", views: Tensors, parameters: Mapping[str, Number]) -> Tensors: ...
@@ -65,7 +65,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Known:
-    """What a forward leaves for its backward: the tensors that were kept, and shape and dtype of all, by name."""
+    """The data that a forward leaves for its backward: the kept tensors, and the shapes and dtypes of all, by name."""
 
     kept: Mapping[str, torch.Tensor]
     kinds: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
@@ -187,7 +187,7 @@ class Gradients:
 
 
 def _as_called(op: Op) -> Callable[[Tensors, Mapping[str, Number]], Tensors]:
-    """Return what a user of PyTorch would call, which can be differentiated."""
+    """Return the function that a user of PyTorch would call, which can be differentiated."""
 
     def run(inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
         outputs = (op.baseline or op.reference)(*inputs, **parameters)
@@ -197,7 +197,7 @@ def _as_called(op: Op) -> Callable[[Tensors, Mapping[str, Number]], Tensors]:
 
 
 def keep(ctx: Any, gradients: Gradients, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-    """Save what a function's backward needs, and mark the outputs through which no gradient flows."""
+    """Save the tensors that a function's backward needs, and mark the outputs that carry no gradient."""
     tensors = dict(zip(gradients.names, (*inputs, *outputs), strict=True))
     ctx.kinds = {name: (tuple(x.shape), x.dtype) for name, x in tensors.items()}
     ctx.save_for_backward(*[tensors[name] for name in gradients.kept])

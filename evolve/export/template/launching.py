@@ -64,10 +64,10 @@ class Machine(Protocol):
 
     @property
     def device_us(self) -> Callable[[Callable[[], object], torch.device], float]:
-        """Return the time between the start and the end of a call on a device, which may wait for the host."""
+        """Return the time between the start and the end of a call on a device; the device may wait for the host."""
 
     def described(self, device: torch.device) -> str:
-        """Return what times depend on: the device, its driver, and the versions of PyTorch and of the package."""
+        """Return the facts on which times depend: device, driver, and the versions of PyTorch and the package."""
 
     def info(self, device: torch.device) -> DeviceInfo:
         """Return the facts about a device that plans, the compiler and the table need."""
@@ -100,7 +100,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Buffers:
-    """The tensors of a kernel by name: inputs that a call gives, and what it allocates."""
+    """The tensors of a kernel by name: inputs from a call, and tensors that the call allocates."""
 
     inputs: tuple[str, ...]
     outputs: tuple[Buffer, ...]
@@ -206,7 +206,7 @@ class Ready:
     def _allocations(self, outputs: Sequence[Written], values: dict[str, Any]) -> tuple[list[str], list[str]]:
         """Return the lines that allocate outputs and workspace, and their addresses. Add the values of names.
 
-        What the caller does not get is one allocation.
+        Tensors that the caller does not get share one allocation.
         """
         values |= {"empty": allocator(self._device), "byte": torch.uint8}
         lines, addresses, room = [], [], 0
@@ -260,7 +260,7 @@ class Gpus:
             return torch.cuda.is_current_stream_capturing()
 
     def prepare(self, op: Op, workload: Workload, bound: Bound, device: torch.device) -> Launchable:
-        # The first kernel imports what drives the GPU.
+        # The first kernel imports the code that drives the GPU.
         from evolve.devices.cuda.translation import source
         from evolve.devices.device import RejectedError
         from evolve.export.template.cubins import Cubins

@@ -16,13 +16,13 @@ from evolve.export.template.functions import Function
 from evolve.export.template.fusing import form_of, found_in
 from evolve.export.template.patterns import written_out_norm
 
-GIVEN = ("placeholder", "get_attr")  # the input and the weight of a module that is nothing but a norm
+GIVEN = ("placeholder", "get_attr")  # the input and the weight of a module that is only a norm
 ORIGINAL = "_exchanged_for"  # an attribute of a class that was made for a module: the class before
 
 
 @dataclass(frozen=True)
 class Patched:
-    """What an exchange of layers did: the names of the exchanged ones, and why others were left."""
+    """The result of an exchange of layers: the names of the exchanged ones, and why others were left."""
 
     replaced: tuple[str, ...]
     left: tuple[tuple[str, str], ...]  # a layer's name, and why
@@ -38,7 +38,7 @@ def made(functions: Mapping[str, Function], module: str) -> dict[str, type[nn.Mo
 
 
 def forwards(functions: Mapping[str, Function]) -> dict[str, Callable[..., Any]]:
-    """Return what layers without a state of their own call: functions of a layer of torch.nn and its inputs."""
+    """Return the calls of layers without states: functions of a layer of torch.nn and its inputs."""
 
     def forward(function: Function, rest: Callable[[Any], Arguments], layer: nn.Module, *inputs: Tensor) -> Any:
         return function(*inputs, *rest(layer))
@@ -88,7 +88,7 @@ class _Instead(TorchFunctionMode):
 
 
 def _recurrent(layer: Layer, function: Function) -> Callable[..., Any]:
-    """Return PyTorch's own forward of a layer, which makes states and unpacks sequences, with the function in it."""
+    """Return PyTorch's forward of a layer, which makes states and unpacks sequences, with this function in it."""
     kind: Any = layer.kind
 
     def forward(self: Any, *given: Any, **named: Any) -> Any:
@@ -99,7 +99,7 @@ def _recurrent(layer: Layer, function: Function) -> Callable[..., Any]:
 
 
 class WrittenOut:
-    """Subclasses of norms that a model writes out itself: their forward calls a function of the package.
+    """Subclasses of norms that a model defines itself. Their forward calls a function of the package.
 
     Each is made when it is first needed, and serves all modules of a class with the same constants.
     """
@@ -109,7 +109,7 @@ class WrittenOut:
         self._classes: dict[tuple[type[nn.Module], str], type[nn.Module]] = {}
 
     def __call__(self, module: nn.Module) -> type[nn.Module] | None:
-        """Return the class for a module; None if it is not such a norm, or more than one."""
+        """Return the class for a module; None if it is not such a norm, or consists of more than a norm."""
         if "rms_norm" not in self._functions or len(list(module.parameters())) != 1 or list(module.children()):
             return None
         graphs = [_traced(module, training) for training in (module.training, not module.training)]

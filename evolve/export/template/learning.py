@@ -1,5 +1,7 @@
-"""Calls that were seen before and ask for gradients: the launch of a plan as a function of autograd, whose backward is
-written out as well when it was made once."""
+"""Repeated calls that require gradients: the launch of a plan as a function of autograd.
+
+Its backward, once made, becomes a plan as well.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +24,7 @@ Gradient = Tensor | None
 
 @dataclass(frozen=True)
 class Layout:
-    """How a kernel sees a tensor: in which order of its dims the elements lie one behind the other."""
+    """The layout of a tensor for a kernel: the order of its dims in which the elements are contiguous."""
 
     shape: Shape
     order: tuple[int, ...]
@@ -34,7 +36,7 @@ class Layout:
 
     @classmethod
     def of_source(cls, x: Tensor, source: Source) -> "Layout | None":
-        """Return the order in which a kernel reads a tensor; None if it reads something else than all of it."""
+        """Return the order in which a kernel reads a tensor; None if it does not read exactly all of it."""
         shape = tuple(x.shape)
         if source.view is None:
             return cls.of(shape, x.stride()) if torch.Size(source.shape).numel() == x.numel() else None
@@ -63,7 +65,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Learning:
-    """What the backward of a plan needs: the op's gradients, and where the op's tensors are in the call's."""
+    """The data for the backward of a plan: the op's gradients, and the places of the op's tensors in the call."""
 
     gradients: Gradients
     parameters: Mapping[str, Number]
@@ -75,7 +77,7 @@ class Learning:
     def backward(
         self, needs: tuple[bool, ...], saved: tuple[Tensor, ...], grads: tuple[Gradient, ...]
     ) -> tuple[Gradient, ...]:
-        """Return the gradients to those of a call's tensors that need one."""
+        """Return the gradients to the call's tensors that need one."""
         op = self.gradients.op
         places = {spec.name: one.tensor for spec, one in zip(op.inputs, self.sources, strict=True)}
         asked = {name: place for name, place in places.items() if needs[place]}
@@ -95,7 +97,7 @@ class Learning:
         return tuple(found)
 
     def _stepped(self, step: Step, known: Mapping[str, Tensor], asked: Mapping[str, int]) -> "Stepped":
-        """Return what a step of the backward gives to the tensors that ask, and what does the same again."""
+        """Return a step's gradients to the tensors that require them, and a function that repeats the step."""
         at, every = {name: place for place, name in enumerate(known)}, tuple(known.values())
         names = [(name, name.removeprefix(GRADIENT)) for name in step.reads]
         inputs = [Input(at[name], self.layouts[one], self.kinds[one][0]) for name, one in names]
@@ -143,7 +145,7 @@ class Learning:
 
 @dataclass(frozen=True)
 class Input:
-    """An input of a step: its place among what was kept and the gradients of outputs, and how the step reads it."""
+    """An input of a step: its place among the kept tensors and the gradients of outputs, and how the step reads it."""
 
     place: int
     layout: Layout
@@ -156,7 +158,10 @@ class Input:
 
 @dataclass(frozen=True)
 class Stepped:
-    """What a step gave, to which of a call's tensors, and what gives the same again; None if nothing does."""
+    """The gradients of a step, the call's tensors that they belong to, and a function that repeats the step.
+
+    None if there is no such function.
+    """
 
     gradients: tuple[Tensor, ...]
     places: tuple[int, ...]
@@ -181,12 +186,12 @@ def _captures(step: Step, grads: tuple[Gradient, ...]) -> bool:
 
 
 def _unless_captured(deciding: Deciding, run: Run, *every: Tensor) -> Any:
-    """Run PyTorch where it is faster for the time of launches alone, which does not count in a captured graph."""
+    """Run PyTorch where it is faster only because of the time of launches, which does not count in a captured graph."""
     return None if deciding.captures(every[0].device) else run(*every)
 
 
 def _together(made: Sequence[Stepped], tensors: int) -> Run:
-    """Return what runs the steps of a backward, and returns the gradients to so many tensors."""
+    """Return a function that runs the steps of a backward and returns the gradients to so many tensors."""
     values: dict[str, Any] = {f"run{at}": one.run for at, one in enumerate(made)}
     lines = ["def call(*every):"]
     for at in range(len(made)):
@@ -197,7 +202,7 @@ def _together(made: Sequence[Stepped], tensors: int) -> Run:
 
 
 def runnable(ready: Launchable, made: Made, tensors: Sequence[Tensor], gradients: Gradients) -> Run | None:
-    """Return what does the same as a call that was made, and lets gradients flow. Return None if nothing does."""
+    """Return a function that repeats a call and lets gradients flow, or None if there is none."""
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     plan = planned(ready, made, tensors, all_wanted=learns)
     if plan is None:
@@ -207,7 +212,10 @@ def runnable(ready: Launchable, made: Made, tensors: Sequence[Tensor], gradients
 
 
 def _learned(plan: Plan, gradients: Gradients, made: Made, tensors: Sequence[Tensor]) -> Run | None:
-    """Return what launches a plan so that gradients flow. None if an input is only a part of a call's tensor."""
+    """Return a function that launches a plan so that gradients flow.
+
+    None if an input is only a part of a call's tensor.
+    """
     places = [one.tensor for one in plan.sources]
     if len({*places}) < len(places) or any(x.requires_grad and at not in places for at, x in enumerate(tensors)):
         return None
@@ -235,8 +243,8 @@ def _learned(plan: Plan, gradients: Gradients, made: Made, tensors: Sequence[Ten
 def _applied(run: Run, known: Learning, tensors: int, kept_and_fixed: tuple[list[str], list[str]]) -> Run:
     """Return the function of autograd that runs a plan, keeps these tensors, and marks these as not differentiable.
 
-    It is a class of its own for each plan, so that a call finds nothing by name, and does what the methods of the
-    context do in a quarter of their time.
+    Each plan has its own class, so that a call looks up nothing by name, and needs a quarter of the time of the
+    context's methods.
     """
     kept, fixed = kept_and_fixed
     outputs = len(known.gradients.op.outputs)
@@ -252,11 +260,11 @@ def _applied(run: Run, known: Learning, tensors: int, kept_and_fixed: tuple[list
     recall, compute = known.kinds_of_backward.recall, known.backward
 
     def backward(ctx: Any, *grads: Gradient) -> Any:
-        saved = ctx.saved_tensors  # asked for once, as it may compute them again
+        saved = ctx.saved_tensors  # read once, because each access may compute them again
         found = recall((*saved, *grads), NOTHING)
         return compute(ctx.needs_input_grad, saved, grads) if found is None else found
 
     methods = {"forward": staticmethod(defined(lines, {"run": run})), "backward": staticmethod(backward)}
     kind: Any = type("Launched", (torch.autograd.Function,), methods)
-    # What the class method `apply` does, besides looking for transforms of torch.func, which was done.
+    # The work of the class method `apply`, without its search for transforms of torch.func, which was done before.
     return super(torch.autograd.Function, kind).apply  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""The ops and primitives of a package, each made when it is first asked for: a program uses a few of hundreds."""
+"""The ops and primitives of a package, each made on first access: a program uses a few of hundreds."""
 
 import hashlib
 import threading

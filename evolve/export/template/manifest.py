@@ -54,7 +54,7 @@ class Measured:
         return self.times.high_us * (1 + noise) < self.times.eager_us
 
     def beats_pytorch(self, *, compiled: bool) -> bool:
-        """Return whether the kernel wins where the alternative is the compiler's code, or eager PyTorch."""
+        """Return whether the kernel beats the alternative, which is the compiler's code or eager PyTorch."""
         return self.wins if compiled else self.wins_eager
 
     @property
@@ -65,7 +65,7 @@ class Measured:
 
     @property
     def speedup(self) -> float:
-        """The speedup over the fastest of PyTorch."""
+        """The speedup over the fastest PyTorch baseline."""
         return self.duel.speedup if self.duel else self.times.speedup
 
 

@@ -95,7 +95,7 @@ def _folders() -> Iterator[Path]:
 def _headers(library: Path) -> tuple[Path, ...]:
     """Return the folders of headers; those that came with this NVRTC are first."""
     home = library.parent.parent
-    if not library.is_absolute():  # the loader found it, we do not know where
+    if not library.is_absolute():  # the loader found it in an unknown folder
         return cuda_include_dirs()
     beside = [home / "include", *(home.parent / other for other in OTHER_FOLDERS)]
     own = [folder for folder in beside if (folder / RUNTIME).is_file()][:1]

@@ -1,8 +1,8 @@
 """Optimizers of torch.optim that step large parameters by kernels where these are faster.
 
-A kernel writes new tensors: the moments take over their memory, the parameter is copied into. Whether that pays is
-measured once for each size, against the same optimizer of PyTorch, because the package's times are not of its fused
-optimizers. Everything else, such as small parameters, which PyTorch steps together, is left to PyTorch.
+A kernel writes new tensors. The moments take over their memory, and the parameter is overwritten with a copy. Whether
+that pays is measured once for each size, against the same optimizer of PyTorch, because the package's times are not of
+its fused optimizers. Everything else, such as small parameters, which PyTorch steps together, is left to PyTorch.
 """
 
 import copy
@@ -15,12 +15,12 @@ from torch import Tensor
 from evolve.export.template.dispatch import Primitive
 from reference_ops.op import Number
 
-LEAST_ELEMENTS = 1 << 20  # of a parameter that is worth a launch of its own
+LEAST_ELEMENTS = 1 << 20  # fewest elements of a parameter that is worth a separate launch
 Primitives = Mapping[str, Primitive]
 
 
 class _Steps:
-    """The steps of an op by kernels, and on which sizes they pay."""
+    """The steps of an optimizer's op by kernels, and the sizes at which they are faster."""
 
     def __init__(self, primitive: Primitive) -> None:
         self._primitive = primitive
@@ -107,7 +107,7 @@ class SGD(torch.optim.SGD):
 
 
 def _steps(optimizer: Any, op: str) -> _Steps | None:
-    """Return the steps of an optimizer by kernels; None if PyTorch must make them."""
+    """Return an optimizer's steps by kernels, or None if PyTorch must make them."""
     scaled = getattr(optimizer, "grad_scale", None) is not None or getattr(optimizer, "found_inf", None) is not None
     if op not in optimizer.primitives or scaled or torch.compiler.is_compiling():
         return None

@@ -41,7 +41,7 @@ class Options:
 _known: dict[Options, Options] = {}
 of_process = [_known.setdefault(Options(), Options())]
 _of_block: ContextVar[Options | None] = ContextVar("options", default=None)
-of_block = _of_block.get  # in place of those of the process, unless it returns None
+of_block = _of_block.get  # replaces the options of the process, unless it returns None
 
 
 def current() -> Options:
@@ -61,7 +61,7 @@ def options(
 
     `workspace_limit` bounds a kernel's scratch memory in bytes. `allow` names the ops that may use kernels. `pin` gives
     the kernel's id for an op, or "pytorch". With `autotune`, the first call for new sizes times the kernels and PyTorch
-    on this GPU, and the cache on disk keeps which was the fastest. What is not given stays as it is outside of the
+    on this GPU, and the cache on disk keeps the fastest. Options that are not given stay as they are outside of the
     block.
     """
     token = _of_block.set(_changed(deterministic, workspace_limit, allow, pin, autotune))
@@ -79,7 +79,10 @@ def set_options(
     pin: Mapping[str, str] | None = None,
     autotune: bool | None = None,
 ) -> None:
-    """Choose which kernels may run in this process, as `options` does for a block. Without arguments, all may again."""
+    """Choose which kernels may run in this process, as `options` does for a block.
+
+    Without arguments, all kernels may run again.
+    """
     given = (deterministic, workspace_limit, allow, pin, autotune)
     found = Options() if all(value is None for value in given) else _changed(*given)
     of_process[0] = _known.setdefault(found, found)

@@ -1,7 +1,7 @@
 """Patterns: several calls of PyTorch that one op of the package computes, as models write them.
 
-A pattern starts from the call whose result is used and walks back through the arguments. A lowering makes the op's call
-of what was found, or says in words why the op would compute something else.
+A pattern starts from the call whose result is used and walks back through the arguments. A lowering turns a match into
+the op's call, or says why the op would compute something else.
 """
 
 import operator
@@ -39,7 +39,7 @@ OF_CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 
 
 class Match(NamedTuple):
-    """Calls that one op computes: which of them, whose results are used, and the arguments of what computes them."""
+    """A match: the calls that one op computes, those whose results are used, and the replacement's arguments."""
 
     op: str
     inside: tuple[Node, ...]
@@ -53,7 +53,7 @@ Pattern = Callable[[Any], Match | None]
 
 
 class Cast(NamedTuple):
-    """A tensor behind changes of its dtype: these, the last one first, and the calls that make them."""
+    """A tensor whose dtype is changed: the dtypes, last one first, and the calls that change it."""
 
     of: Any
     dtypes: tuple[Any, ...]
@@ -61,7 +61,7 @@ class Cast(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """A root mean square norm, written out: what it reads, and its calls."""
+    """A root mean square norm, written out: the nodes that it reads, and its calls."""
 
     x: Any
     weight: Any
@@ -96,7 +96,7 @@ def either(operands: tuple[Any, Any] | None) -> Iterator[tuple[Any, Any]]:
 
 
 def uncast(node: Any) -> Cast:
-    """Return what a node is before its dtype was changed."""
+    """Return a node before changes of its dtype."""
     dtypes: list[Any] = []
     found: list[Node] = []
     while (dtype := _dtype_of(node)) is not None:
@@ -107,7 +107,7 @@ def uncast(node: Any) -> Cast:
 
 
 def _dtype_of(node: Any) -> Any:
-    """Return the dtype to which a call changes a tensor, or the tensor that has it; None if it does something else."""
+    """Return the dtype to which a call changes a tensor, or the tensor that has this dtype; None for any other call."""
     if getattr(node, "op", "") != "call_method":
         return None
     if node.target in METHODS_OF_DTYPE and len(node.args) == 1 and not node.kwargs:
@@ -123,7 +123,7 @@ def _dtype_of(node: Any) -> Any:
 
 
 def norm(node: Any) -> Norm | None:
-    """Return the root mean square norm that a call ends, by PyTorch's function or written out."""
+    """Return the root mean square norm that ends with this call: PyTorch's function or one that is written out."""
     if calls(node, (functional.rms_norm, torch.rms_norm)):
         given = arguments(node, OF_NORM)
         plain = isinstance(given.get("eps"), float) and given.get("weight") is not None
@@ -142,7 +142,7 @@ def norm(node: Any) -> Norm | None:
 
 
 def _divided(node: Any) -> tuple[Any, float, tuple[Node, ...]] | None:
-    """Return what a node divides by the root of its mean square, the eps, and the calls."""
+    """Return the tensor that a node divides by the root of its mean square, the eps, and the calls."""
     found = [*((x, by, RECIPROCAL_ROOT) for x, by in either(pair(node, MULTIPLY)))]
     if divided := pair(node, DIVIDE):
         found.append((*divided, ROOT))
@@ -165,7 +165,7 @@ def _is_over_rows(mean: Any) -> bool:
 
 
 def _squared(node: Any) -> Any:
-    """Return what a node is the square of; None if it is something else."""
+    """Return the tensor that a node squares; None if it does not square one."""
     if calls(node, POWER):
         return node.args[0] if node.args[1:] == (2,) and not node.kwargs else None
     if calls(node, SQUARE):
@@ -175,7 +175,7 @@ def _squared(node: Any) -> Any:
 
 
 def _resolved(dtypes: Sequence[Any], x: Any) -> tuple[Any, ...] | None:
-    """Return dtypes, OWN where the dtype of `x` is meant; None if the dtype of another tensor is meant."""
+    """Return dtypes, with OWN for the dtype of `x`; None if one is the dtype of another tensor."""
     found = [OWN if dtype is x else dtype for dtype in dtypes]
     return tuple(found) if all(dtype == OWN or isinstance(dtype, torch.dtype) for dtype in found) else None
 
@@ -190,7 +190,7 @@ def rms_norm_written_out(
 
 
 def _misfit_of_dtypes(x: Tensor, weight: Tensor, dtypes: Sequence[tuple[Any, ...]]) -> str:
-    """Return why a norm that is written out gives something else than an op in the input's dtype."""
+    """Return why a norm that is written out gives other results than an op in the input's dtype."""
     inner, middle, outer, of_weight = ([x.dtype if one == OWN else one for one in reversed(some)] for some in dtypes)
     within = inner[-1] if inner else x.dtype
     exact = {x.dtype, torch.float32, torch.float64}
@@ -302,7 +302,7 @@ def _group_norm_silu(node: Any) -> Match | None:
 
 
 def _rotated(node: Any) -> Match | None:
-    """Return a rotation of the halves of a tensor, as rotary embeddings have it."""
+    """Return a rotation of the halves of a tensor, as in rotary embeddings."""
     ends = _joined(node)
     if not ends or not (minus := pair(ends[0], (operator.sub, torch.sub))):
         return None
@@ -344,7 +344,7 @@ class Halves(NamedTuple):
     """A tensor of which two nodes are the first and the second half, if the first has this size, and their calls."""
 
     of: Any
-    size: int | None  # None where the halves are of one size, whatever it is
+    size: int | None  # None where the halves have equal sizes of any value
     calls: tuple[Node, ...]
 
 
@@ -374,7 +374,7 @@ def _are_products(terms: tuple[Any, Any], factors: tuple[tuple[Any, Any], ...]) 
     return found in (wanted, wanted[::-1])
 
 
-# Those of more calls come first: the alternative of one is redirected by those that follow.
+# Patterns of more calls come first, because the alternative of a match may match a later pattern.
 PATTERNS: tuple[Pattern, ...] = (
     _norm_of_sum, written_out_norm, _gated, _causal, _batch_norm_relu, _group_norm_silu, _rotated, _turned,
 )  # fmt: skip

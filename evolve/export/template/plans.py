@@ -1,8 +1,8 @@
-"""Plans: a call that was made before is known by its key and amounts to an allocation and launches.
+"""Plans of repeated calls: a call that was made before is known by its key, and needs only an allocation and launches.
 
 A call's key holds all that a decision depends on: shapes, strides and dtypes of tensors, other arguments by value, and
-the modes of PyTorch and the package. What a kernel reads must lie in a caller's tensor or be a copy of what lies there,
-and what it writes must be the result; where further operations are needed, there is no plan.
+the modes of PyTorch and the package. A kernel must read the caller's tensors or copies of them, and write the result
+itself; where further operations are needed, there is no plan.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,18 +32,18 @@ _tf32 = torch._C._get_cudnn_allow_tf32  # noqa: SLF001 - the public way takes ha
 
 
 def modes_are_plain() -> bool:
-    """Return whether no mode of PyTorch is on in which a call is always decided anew."""
+    """Return whether no mode of PyTorch is on that requires a new decision for each call."""
     return not (
         _dispatch_modes() or _tracing() is not None or _transform() is not None or forward_ad._current_level >= 0  # noqa: SLF001 - there is no public way to ask
     )
 
 
 def key_of(arguments: tuple[Any, ...], named: Mapping[str, Any], tensors: list[Tensor]) -> Key | None:
-    """Return the key of a call, and add its tensors to a list. Return None if it cannot be known by a key."""
+    """Return the key of a call, and add its tensors to a list. Return None if no key can identify it."""
     if not modes_are_plain():
         return None
     facts: list[Any] = [
-        id(options.current()),  # each combination exists once, and for good
+        id(options.current()),  # each combination exists once, and is never deleted
         _gradients(),
         _deterministic(),
         _tf32(),
@@ -87,7 +87,7 @@ def same(x: Tensor) -> Tensor:
 
 
 def saves() -> Any:
-    """Return what is done with tensors that are saved for a backward, as in a checkpoint; None if nothing is."""
+    """Return the hooks for tensors that are saved for a backward, as in a checkpoint; None if there are none."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True)  # noqa: SLF001 - there is no public way to ask
 
 
@@ -101,12 +101,12 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def with_replaced(run: Run, at: int, make: Callable[[Tensor], Tensor], *tensors: Tensor) -> Any:
-    """Run a plan with what is made of one of the tensors in its place."""
+    """Run a plan with a tensor that is made from one of the call's in its place."""
     return run(*tensors[:at], make(tensors[at]), *tensors[at + 1 :])
 
 
 def with_casts(run: Run, casts: Sequence[torch.dtype | None], *tensors: Tensor) -> Any:
-    """Run a plan on a call's tensors, of which autocast gives some another dtype."""
+    """Run a plan on a call's tensors, some of which get another dtype from autocast."""
     return run(*[x if to is None else x.to(to) for x, to in zip(tensors, casts, strict=True)])
 
 
@@ -138,7 +138,7 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class Made:
-    """A call that ran a kernel: what the op's launch got and wrote, and what the caller got."""
+    """A call that ran a kernel: the inputs and outputs of the op's launch, and the caller's result."""
 
     reads: Sequence[Reading]
     outputs: Sequence[Tensor]
@@ -148,7 +148,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Plan:
-    """What does the same as a call that was made: it copies what must be, allocates, and enqueues the kernel."""
+    """Repeats a call: it makes the necessary copies, allocates outputs, and enqueues the kernel."""
 
     run: Run  # returns the wanted outputs
     sources: tuple[Source, ...]
@@ -156,7 +156,7 @@ class Plan:
     order: tuple[int, ...]  # which of the wanted outputs are the result
 
     def gathered(self, run: Run, result: Any) -> Run:
-        """Return what makes a result like this one of what is written by this run."""
+        """Return a function that makes such a result from the outputs of this run."""
         kind: Any = type(result)
         outputs, order = sum(out.is_wanted for out in self.written), self.order
         is_tensor = isinstance(result, Tensor)
@@ -173,7 +173,7 @@ class Plan:
 
 
 def planned(ready: Launchable, made: Made, tensors: Sequence[Tensor], *, all_wanted: bool = False) -> Plan | None:
-    """Return the plan of a call of these tensors. Without `all_wanted`, only the result is wanted of what is written.
+    """Return the plan of a call of these tensors. Without `all_wanted`, only the result is returned.
 
     Return None if there is no plan.
     """
@@ -187,7 +187,7 @@ def planned(ready: Launchable, made: Made, tensors: Sequence[Tensor], *, all_wan
 
 
 def sources_of(reads: Sequence[Reading], tensors: Sequence[Tensor]) -> tuple[Source, ...] | None:
-    """Return where in a call's tensors a kernel's inputs lie. None if that is not clear."""
+    """Return the places of a kernel's inputs in a call's tensors, or None if they are not clear."""
     storages = [x.untyped_storage().data_ptr() for x in tensors]
     found = []
     for view, shape in reads:
@@ -209,7 +209,7 @@ def sources_of(reads: Sequence[Reading], tensors: Sequence[Tensor]) -> tuple[Sou
 
 
 def _written(made: Made, *, all_wanted: bool) -> tuple[tuple[Written, ...], list[int]] | None:
-    """Return how a call's outputs are allocated, and which of them are its result. None if that is more than views.
+    """Return the allocation of a call's outputs and those that are its result, or None if views do not suffice.
 
     Without `all_wanted`, only the result is wanted.
     """
@@ -235,7 +235,7 @@ def _written(made: Made, *, all_wanted: bool) -> tuple[tuple[Written, ...], list
 
 
 def _has_holes(x: Tensor) -> bool:
-    """Return whether a tensor's elements are not one behind the other in memory, in any order of dims."""
+    """Return whether a tensor's elements are not contiguous in memory in any order of dims."""
     expected = 1
     for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
         if size != 1:

@@ -24,7 +24,7 @@ NO_GRAPH = (
 
 @dataclass
 class Redirected:
-    """What a redirection did: how often each function ran a kernel, how often PyTorch, and why at first."""
+    """Counts of a redirection: how often each function ran a kernel or PyTorch, and the first reason for PyTorch."""
 
     replaced: Counter[str] = field(default_factory=Counter)
     left: Counter[str] = field(default_factory=Counter)
@@ -76,7 +76,10 @@ def _without_stacklevel(named: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def enabled(functions: Mapping[str, Function]) -> Iterator[Redirected]:
-    """Redirect calls of PyTorch in a block to kernels where they win. Yields what was replaced and what was left."""
+    """Redirect calls of PyTorch in a block to kernels where they win.
+
+    Yields a report of what was replaced and what was left.
+    """
     report = Redirected()
     with _Mode(functions, report):
         yield report
@@ -86,8 +89,8 @@ class GraphPass:
     """A pass over a graph as torch.compile traces it, before ops are decomposed; it redirects calls to the package.
 
     Several calls that one op computes are redirected together. `uuid` changes with the package, so that Inductor's
-    cache does not return code of another one. Once a graph was compiled, `report` tells what runs kernels, and what
-    does not and why.
+    cache does not return another package's code. Once a graph was compiled, `report` tells which calls run kernels, and
+    why others do not.
     """
 
     def __init__(self, functions: Mapping[str, Function], content: str) -> None:
@@ -112,7 +115,7 @@ class GraphPass:
         """Which calls of the compiled graphs run kernels, and which were left to PyTorch."""
         found = Redirected()
         for one in self._traced:
-            if one.reason is None:  # not traced, because the calls that it is an alternative to run a kernel
+            if one.reason is None:  # not traced, because the calls that it would replace run a kernel
                 continue
             (found.left if one.reason else found.replaced)[one.name] += 1
             if one.reason:

@@ -2,7 +2,7 @@
 
 Each op becomes an opaque op of a library, `<package>_kernels::<op>`, with a shape function and a gradient. It is
 defined when a graph first needs it, because defining all would slow the import down. A graph takes an opaque op only
-where a kernel is known to beat what the compiler makes of the op, because nothing can be fused with it.
+where a kernel is known to beat the compiler's code, because nothing can be fused with an opaque op.
 """
 
 import threading
@@ -23,11 +23,11 @@ from reference_ops.op import Number, Op
 from reference_ops.precision import TORCH_DTYPES
 
 Tensors = tuple[Tensor, ...]
-ASKS = "wins"  # the op that tells a graph whether a kernel wins: by the size of what it returns
+ASKS = "wins"  # the op whose result tells a graph by its size whether a kernel wins
 
 
 class Primitive(Protocol):
-    """What an opaque op calls: an op of the package, run by a kernel or by PyTorch."""
+    """The implementation of an opaque op: an op of the package, run by a kernel or by PyTorch."""
 
     op: Op
     gradients: Gradients
@@ -74,20 +74,20 @@ class Registry:
     def ask(
         self, call_op: str, views: Sequence[Tensor], parameters: Mapping[str, Number], after_bytes: int = 0
     ) -> bool:
-        """Return whether a kernel wins here, after which so many bytes are copied.
+        """Return whether a kernel wins even if so many bytes are copied after it.
 
         In a graph this adds no guard on sizes.
         """
         integers = [value for value in parameters.values() if not isinstance(value, float)]
         floats = [value for value in parameters.values() if isinstance(value, float)]
-        # Asked for here, because an op no longer sees which of its tensors ask for gradients.
+        # Determined here, because an op does not see which of its tensors require gradients.
         learns = [x.requires_grad and torch.is_grad_enabled() for x in views]
         asks = getattr(getattr(torch.ops, self.namespace), ASKS)
         flag = asks(list(views), call_op, integers, floats, after_bytes, learns)
         return bool(flag.shape[0])
 
     def reason(self, calls: Sequence[Call]) -> str:
-        """Return why no kernel won for these calls, of which each was just asked for."""
+        """Return why no kernel won for these calls, each of which was just tried."""
         known = (self._reasons.get(call.op) or "the package has no kernel for it" for call in calls)
         return "; ".join(dict.fromkeys(known))
 
@@ -270,7 +270,7 @@ def _fake_of(op: Op) -> Callable[..., Any]:
         free = next(x.dtype for spec, x in zip(op.inputs, inputs, strict=True) if not spec.dtype)
         try:
             shapes = [[int(dim) if dim.isdigit() else sizes[dim] for dim in spec.dims] for spec in op.outputs]
-        except KeyError:  # an output alone has this dim, as the gradient of what was enlarged
+        except KeyError:  # only an output has this dim, such as the gradient of an enlarged image
             found = op.reference(*inputs, **parameters)
             shapes = [list(out.shape) for out in ((found,) if isinstance(found, Tensor) else found)]
         dtypes = [TORCH_DTYPES[spec.dtype] if spec.dtype else free for spec in op.outputs]

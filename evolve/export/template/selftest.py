@@ -16,7 +16,7 @@ from evolve.export.template.functions import Functions
 
 PASSED, FAILED, LEFT_OUT = "passed", "failed", "left out"
 CHECKS = (*OF_FUNCTIONS, *OF_KERNELS, OPAQUE)
-SECONDS = 45  # by default, so that all ends within a minute
+SECONDS = 45  # by default, so that the test ends within a minute
 BRIEF_CALLS = 2  # random calls of each function in the first round
 
 
@@ -75,7 +75,7 @@ class Test:
 
     @property
     def found(self) -> list[Result]:
-        """The results, of each check of a function or an op the worst one."""
+        """The results: the worst one of each check of a function or an op."""
         return list(self._found.values())
 
     def run(self, names: Sequence[str], told: Callable[[str], None]) -> None:
@@ -111,7 +111,7 @@ def _line(name: str, found: Sequence[Result], seconds: float, *, is_brief: bool)
 
 
 def _unreached(names: Sequence[str], test: Test) -> Iterator[str]:
-    """Yield what to say of functions for which there was no time."""
+    """Yield a line about the functions for which there was no time."""
     missing = [name for name in names if name not in test.reached | test.finished]
     brief = [name for name in names if name not in {*missing, *test.finished}]
     if missing:
@@ -161,9 +161,9 @@ def main(functions: Functions, arguments: Sequence[str] | None = None) -> int:
     test = Test(functions, setting, given.check or CHECKS)
     threads = torch.get_num_threads()
     try:
-        torch.set_num_threads(1)  # several would wait for each other, as the tensors are small
+        torch.set_num_threads(1)  # several threads would wait for each other, because the tensors are small
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch's, about calls that only a test makes
+            warnings.simplefilter("ignore")  # warnings of PyTorch about calls that only a test makes
             test.run(names, partial(print, flush=True))
     finally:
         torch.set_num_threads(threads)

@@ -1,7 +1,6 @@
-"""Functions that are written out as source for one kind of call, without loops: what recognizes the call, and what
-launches its kernels.
+"""Generated functions without loops for one kind of call: one recognizes it, another launches its kernels.
 
-A loop over the tensors of a call would take longer than all that is done with them.
+A loop over the tensors of a call would take longer than the rest of the work.
 """
 
 import math
@@ -17,11 +16,12 @@ from torch.nn import Parameter
 
 from evolve.export.template import options
 
-# Each returns None if it cannot: what runs for the tensors of a call, and what runs for a call if it is of its kind.
+# Two functions, each of which returns None if it cannot run: one for the tensors of a call, one for a call if it is of
+# the same kind.
 Run = Callable[..., Any]
 Recalled = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
 REFUSALS = (TypeError, AttributeError, IndexError, ValueError, RuntimeError, ArithmeticError)
-MOST_SHAPES, MOST_OF_SHAPE = 4096, 4  # kinds that are forgotten are looked up or decided again
+MOST_SHAPES, MOST_OF_SHAPE = 4096, 4  # forgotten kinds are looked up or decided again
 Shape = tuple[int, ...]
 PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype))
 SEVERAL = frozenset((list, tuple, torch.Size))
@@ -41,7 +41,7 @@ class View(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where an input of a kernel lies: in which tensor of a call, how many bytes behind its start, in which shape.
+    """The place of an input of a kernel: the tensor of the call, the offset in bytes, and the shape.
 
     The kernel reads it in place, or a copy of a view that begins there.
     """
@@ -52,7 +52,7 @@ class Source(NamedTuple):
     view: View | None = None
 
     def copied(self, x: Tensor) -> Tensor:
-        """Return a copy of what lies there, contiguous and aligned."""
+        """Return a contiguous, aligned copy of the values at this place."""
         return self._there(x).clone(memory_format=torch.contiguous_format)
 
     def read(self, x: Tensor) -> Tensor:
@@ -65,12 +65,12 @@ class Source(NamedTuple):
 
 
 class Written(NamedTuple):
-    """How an output is allocated as the caller gets it: contiguous but for the order of its dims."""
+    """How an output is allocated for the caller: contiguous except for the order of its dims."""
 
     shape: Shape
     stride: Shape
     dtype: torch.dtype
-    is_wanted: bool  # or else only a place to which the kernel writes
+    is_wanted: bool  # otherwise only memory to which the kernel writes
 
 
 class Kinds:
@@ -126,11 +126,11 @@ def numbered(letter: str, numbers: Iterable[int]) -> str:
 def recalled(
     arguments: tuple[Any, ...], named: Mapping[str, Any], tensors: Sequence[Tensor], run: Run, *, uses_tf32: bool
 ) -> Recalled | None:
-    """Return what calls `run` with the tensors of a call if it is of the same kind as this one.
+    """Return a function that calls `run` with the tensors of a call if the call is of the same kind as this one.
 
-    The kind is all that a decision depends on: shapes, strides and dtypes of tensors, other arguments by value, and the
-    modes of PyTorch and of the package. It is only asked where the shape of the first argument is known to be the same.
-    Return None if the kind cannot be told in this way.
+    The kind comprises everything that a decision depends on: shapes, strides and dtypes of tensors, other arguments by
+    value, and the modes of PyTorch and of the package. The function is called only where the shape of the first
+    argument is the same. Return None if the kind cannot be recognized in this way.
     """
     given = (*arguments, *named.values())
     places = [at for at, x in enumerate(given) if type(x) is Tensor or type(x) is Parameter]
@@ -163,10 +163,9 @@ def recalled(
 
 
 def _other_modes(values: dict[str, Any], tensors: Sequence[Tensor], *, uses_tf32: bool) -> list[str]:
-    """Return the conditions under which modes or options are others than now, and add what they need to the values.
+    """Return conditions that hold where modes or options differ from the current ones, and add their values.
 
-    Tracing, the transforms of torch.func and whether autocast is on are known to the guard, as they add to every
-    tensor's keys.
+    The guard knows about tracing, the transforms of torch.func and autocast, which add to every tensor's keys.
     """
     learning, kind = any(x.requires_grad for x in tensors), tensors[0].device.type
     cast_to = autocast_to(kind) if _any_autocast() else None
@@ -210,8 +209,11 @@ def _alike(x: Any, fixed: Any) -> bool:
 
 
 def _guard(tensors: Sequence[Tensor]) -> Callable[..., bool]:
-    """Return what tells whether tensors are like these: their types, keys, shapes, strides, dtypes and GPUs, whether
-    they ask for gradients, and whether no two of them are one. It takes a tenth of the time of asking in Python."""
+    """Return a guard that tells whether tensors are like these.
+
+    It compares types, keys, shapes, strides, dtypes and GPUs, whether they require gradients, and whether all are
+    distinct. It takes a tenth of the time of tests in Python.
+    """
     guards: Any = torch._C._dynamo.guards.TensorGuards  # noqa: SLF001 - with which PyTorch guards its own graphs
     check: Callable[..., bool] = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
     return check
@@ -219,7 +221,7 @@ def _guard(tensors: Sequence[Tensor]) -> Callable[..., bool]:
 
 @cache
 def guards_tell() -> bool:
-    """Return whether PyTorch's guards tell apart what a decision depends on, as they are tried once."""
+    """Try PyTorch's guards once; return whether they distinguish everything that a decision depends on."""
     plainly = torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False)
     with plainly[0], plainly[1], plainly[2], torch._C.DisableTorchFunction():  # noqa: SLF001 - no public way
         x = torch.zeros(2, 3, device="cpu")
@@ -238,7 +240,7 @@ def guards_tell() -> bool:
 
 
 def reading(at: int, source: Source) -> str:
-    """Return the line that gets the address at which a kernel reads an input, which is copied first if it must be."""
+    """Return the line that gets the address at which a kernel reads an input, after a copy if necessary."""
     x, view = f"t{source.tensor}", source.view
     if view is None:
         return f"    p{at} = {x}.data_ptr() + {source.offset}"
@@ -259,7 +261,7 @@ def contiguous(shape: Shape) -> Shape:
 
 
 def launches(count: int, addresses: Sequence[str], mapped: Sequence[int] = ()) -> list[str]:
-    """Return the lines that launch so many kernels with these addresses, as `Ready.planned` names what they use.
+    """Return the lines that launch so many kernels with these addresses, with the names of `Ready.planned`.
 
     `mapped` says which of the addresses each tensor map has.
     """
@@ -282,8 +284,8 @@ def on_device(device: torch.device, call: Run, *tensors: Tensor) -> Any:
 
 
 def allocator(device: torch.device) -> Callable[[Shape, Shape, torch.dtype], Tensor]:
-    """Return what allocates a tensor of a shape, strides and a dtype on a device, which is current if it is a GPU."""
-    # Graphs of torch.compile allocate in this way, too: it takes half the time of the public one.
+    """Return a function that allocates a tensor on a device. A GPU must be the current one."""
+    # Graphs of torch.compile use this function, too: it takes half the time of the public one.
     if quick := getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None):  # noqa: SLF001
         return quick  # type: ignore[no-any-return]
     return lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype, device=device)

@@ -21,7 +21,7 @@ GRACE_SECONDS = 0.5  # after the deadline, in which requests in flight may end b
 P = TypeVar("P")
 A = TypeVar("A")
 Clock = Callable[[], float]
-Pause = Callable[[float], None]  # waits, and raises once the answer is no longer needed
+Pause = Callable[[float], None]  # waits, and raises once the answer is not needed any more
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Answer:
     text: str = ""
     failure: str = ""
     cost: Cost = field(default=Cost())
-    parameters: str = "{}"  # those that were finally sent, as JSON
+    parameters: str = "{}"  # the parameters that were finally sent, as JSON
     unpriced: bool = False  # neither the server nor the model's settings say what it cost
     unusable: UserError | None = None  # why further calls to this model would fail too
 
@@ -75,8 +75,8 @@ def ask_concurrently(
 
     `waiting` may grow meanwhile. `may_start` gets a prompt and those in flight; prompts that may not start stay in
     `waiting`. If `ask` raises, the prompts in flight are finished first. Closing the generator cancels them without
-    waiting. Soon after the deadline, a value of time.monotonic, prompts in flight are given up: `ask`, which must then
-    return at once, gives their answers. The threads are daemons, because a ThreadPoolExecutor would keep the
+    waiting. Soon after the deadline, a value of time.monotonic, prompts in flight are given up: `ask` must then return
+    at once, and its results are their answers. The threads are daemons, because a ThreadPoolExecutor would keep the
     interpreter alive if a server stalls.
     """
     done: SimpleQueue[tuple[P, Future[A]]] = SimpleQueue()

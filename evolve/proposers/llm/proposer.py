@@ -153,7 +153,7 @@ class LlmProposer:
         )
 
     def _unfinished(self) -> list[str]:
-        """Return why the last replies were not whole, as far back as the reason is the same."""
+        """Return why the last replies were incomplete, and how many in a row have the same reason."""
         last = [one.failure for one in takewhile(lambda one: one.unfinished, reversed(self._without_kernel))]
         return list(takewhile(lambda failure: kind_of(failure) == kind_of(last[0]), last))
 
@@ -254,11 +254,11 @@ UNKNOWN = float("inf")
 
 @dataclass
 class SpendingLimit:
-    """A limit that admits a prompt if the longest reply to it can be paid for beside all prompts in flight.
+    """A limit that admits a prompt if the budget can pay for its longest reply and for all prompts in flight.
 
-    As the rest of the budget gets small, replies are limited to what it can pay for. The budget can still be exceeded
-    by what is not known beforehand: a model's first prompt may have a few more tokens than estimated, a server may
-    ignore the limit of a reply, and the price of the first reply may be known only to the server.
+    As the rest of the budget gets small, replies are limited to what it can pay for. The budget can still be exceeded,
+    because some costs are not known beforehand: a model's first prompt may have a few more tokens than estimated, a
+    server may ignore the limit of a reply, and the price of the first reply may be known only to the server.
     """
 
     left: Left
@@ -324,7 +324,7 @@ class SpendingLimit:
         if self.left.usd <= self.usd:
             return -UNKNOWN
         _, price = self._prices(call.model)
-        if price == UNKNOWN:  # the first reply tells it
+        if price == UNKNOWN:  # known from the first reply
             return -UNKNOWN if in_flight else room
         left_usd = self.left.usd - usd
         return min(room, left_usd / price if price else math.copysign(UNKNOWN, left_usd))

@@ -106,7 +106,7 @@ def opening(request: Request, models: Sequence[Model], reference_source: str) ->
 
 
 def designs_wanted(request: Request) -> int:
-    """Return for how many designs to ask: each is to be written more than once, unless few kernels are wanted."""
+    """Return the number of designs to ask for: each is written more than once, unless few kernels are wanted."""
     wanted = request.wanted if request.left.evals is None else min(request.wanted, request.left.evals - 1)
     return min(MOST_DESIGNS, max(2, wanted // IMPLEMENTATIONS)) if request.untried and wanted > 1 else 0
 

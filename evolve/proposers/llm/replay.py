@@ -97,7 +97,7 @@ class AsManyProposals:
     """A proposer that ends after as many proposals as the recorded run made, with models and tuner together."""
 
     proposer: Proposer
-    left: list[int]  # how many are left; a list, because it is counted down
+    left: list[int]  # number of proposals left; a list, because it is counted down
 
     @property
     def name(self) -> str:

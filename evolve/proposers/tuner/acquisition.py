@@ -76,7 +76,7 @@ class Family:
         )
 
     def upper_confidence_bound(self, best: Mapping[str, Timed]) -> float:
-        """Return an optimistic estimate of how far the family can get below the best, in log time."""
+        """Return an optimistic estimate of the family's improvement over the best time, in log time."""
         return EXPLORATION / math.sqrt(len(self.tried)) - self.gap(best)
 
 
@@ -189,7 +189,7 @@ class FamilyModel:
         return total
 
     def novelty(self) -> torch.Tensor:
-        """Return how different each setting is from those that were tried; -inf for the tried ones."""
+        """Return the distance of each setting from the tried ones; -inf for tried settings."""
         centroids = self.space.centroids
         shared = torch.zeros(len(centroids), dtype=torch.float64)
         for setting in self.tried:

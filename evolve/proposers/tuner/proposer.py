@@ -83,7 +83,7 @@ class FinishingProposer:
 
 
 def unfinished(request: Request) -> dict[str, int]:
-    """Return how many settings to try of each family that is close to a champion, except shipped families."""
+    """Return the number of settings to try of each family that is close to a champion, except shipped families."""
     tuned_before = _shipped(request.op.name)
     best = best_measurements(all_candidates(request))
     at = points(request)
@@ -105,7 +105,7 @@ def _shipped(op: str) -> frozenset[str]:
 
 
 SPREAD_FIRST = 4  # settings spread over a family's space before its model is used
-AT_ONCE = 4  # settings of one family per request; more would be poor choices without the times of these
+AT_ONCE = 4  # settings of one family per request; more would be poor choices before these are timed
 MAX_FAMILIES = 4
 FAR_BEHIND = math.log(4)  # log ratio to the best time; a family this far behind on every workload is not explored
 

@@ -62,7 +62,7 @@ def axes_of(kernel: Kernel) -> tuple[Setting, ...]:
 
 
 class HasSettings(Protocol):
-    """A kernel, or what is known of one."""
+    """A kernel, or a record of one."""
 
     @property
     def settings(self) -> Mapping[str, int]:

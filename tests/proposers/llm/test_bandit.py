@@ -1,4 +1,4 @@
-"""Bandit: which arms it chooses, given the results so far."""
+"""Bandit: the arms that it chooses, given the results so far."""
 
 import random
 from collections.abc import Callable, Iterable

@@ -33,7 +33,7 @@ def written(number: int) -> str:
     return in_fence(KERNEL_TEXT.replace("one warp per row", f"kernel {number}"))
 
 
-def test_designs_are_asked_for_once_and_each_is_written_more_than_once() -> None:
+def test_designs_are_requested_once_and_each_is_written_more_than_once() -> None:
     drafts = [answer(written(number)) for number in range(4)]
     with ScriptedEndpoint([answer(NAMED), *drafts]) as endpoint:
         found = list(proposer(endpoint).propose(untried()))
@@ -69,7 +69,7 @@ def test_a_question_about_designs_that_fails_is_followed_by_plain_drafts() -> No
     assert [one.kernel for one in others] == [parse(KERNEL_TEXT.replace("one warp per row", "kernel 1"))] * 4
 
 
-def test_a_draft_that_cannot_be_read_is_asked_for_again_with_its_design() -> None:
+def test_a_draft_that_cannot_be_read_is_requested_again_with_its_design() -> None:
     with ScriptedEndpoint([answer(NAMED), answer("Hm.")], otherwise=answer(written(1))) as endpoint:
         list(proposer(endpoint).propose(untried(2)))
     again = [r.body["messages"] for r in endpoint.requests if "No kernel could be read" in r.prompt]
@@ -82,7 +82,7 @@ def test_an_op_with_kernels_is_asked_for_kernels_at_once() -> None:
 
 
 @each({str(case): case for case in [(8, None, 4), (20, None, 5), (2, None, 2), (1, None, 0), (8, 2, 0), (8, 5, 2)]})
-def test_enough_designs_are_asked_for_to_write_each_twice(wanted: int, evals: int | None, expected: int) -> None:
+def test_enough_designs_are_requested_to_write_each_twice(wanted: int, evals: int | None, expected: int) -> None:
     assert designs_wanted(untried(wanted, evals)) == expected
 
 

@@ -107,6 +107,6 @@ def test_edits_take_precedence_over_a_quoted_parent() -> None:
     assert edited(reply).kernel == parse(SLOW.text.replace(NOTE, NEW_NOTE))
 
 
-def test_a_whole_kernel_is_taken_if_the_edits_next_to_it_fail() -> None:
+def test_a_whole_kernel_is_used_if_the_edits_next_to_it_fail() -> None:
     reply = f"{fenced(block('no such line', ''))}In full:\n```cuda\n{KERNEL_TEXT}```\n"
     assert edited(reply).kernel == KERNEL

@@ -1,4 +1,4 @@
-"""Calls over real HTTP: what is sent, what is retried, and what it costs."""
+"""Calls over real HTTP: requests, retries and costs."""
 
 import json
 from collections.abc import Callable
@@ -287,14 +287,14 @@ def test_the_limit_of_a_reply_by_the_budget_is_sent() -> None:
     assert sent(endpoint) == [{"max_tokens": 5_000}] * 2
 
 
-def test_a_limit_beyond_what_the_model_can_give_is_not_sent_again() -> None:
+def test_a_limit_beyond_the_models_own_is_not_sent_again() -> None:
     large = status(400, "max_tokens is too large: 5000. This model supports at most 4096.")
     found, endpoint = limited(large, status(400, "maximum context length is 4096"), HELLO, HELLO)
     assert [answer.text for answer in found] == ["hello", "hello"]
     assert sent(endpoint) == [{"max_tokens": 5_000}, {"max_completion_tokens": 5_000}, {}, {}]
 
 
-def test_a_wait_is_told_with_its_reason_until_it_is_over() -> None:
+def test_a_wait_is_reported_with_its_reason_until_it_is_over() -> None:
     told: list[tuple[str, str]] = []
     with ScriptedEndpoint(
         [status(429, "slow down", retry_after="7"), status(500, "broken", retry_after=""), HELLO]

@@ -1,4 +1,4 @@
-"""Operators: which of them apply to a request, and to which parents."""
+"""Operators that apply to a request, and their parents."""
 
 import random
 from dataclasses import replace

@@ -113,7 +113,7 @@ examples = [lambda: (torch.randn(4, 8),)]
 """
 
 
-def test_a_plain_function_is_shown_with_what_it_uses_and_without_the_rest_of_its_file(tmp_path: Path) -> None:
+def test_a_plain_function_is_shown_with_the_code_it_uses_and_without_the_rest_of_its_file(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     shown = reference_source(catalog.load(f"{program}:twice_normed@{program}"))

@@ -1,4 +1,4 @@
-"""Replay: which recorded answer a call gets."""
+"""Replay: the recorded answer that a call gets."""
 
 import pytest
 from each import each

@@ -114,7 +114,7 @@ def test_there_is_no_second_prompt_beyond_the_budget() -> None:
 @pytest.mark.parametrize(
     "failure", [status(500, "out of order"), status(400, "no"), hang_up()], ids=["500", "400", "hang up"]
 )
-def test_requests_that_all_fail_alike_end_the_run_with_the_words_of_the_server(failure: Step) -> None:
+def test_requests_that_all_fail_for_one_reason_end_the_run_with_the_message_of_the_server(failure: Step) -> None:
     said: list[Proposal] = []
     with ScriptedEndpoint(otherwise=failure) as endpoint:
         asked = proposer(endpoint)
@@ -125,7 +125,7 @@ def test_requests_that_all_fail_alike_end_the_run_with_the_words_of_the_server(f
     assert f"answered none of the last {MOST_ALIKE} questions: {said[-1].failure}" in str(stopped.value)
 
 
-def test_numbers_and_ids_in_the_words_of_a_server_do_not_make_failures_differ() -> None:
+def test_failures_that_differ_only_in_numbers_and_ids_of_the_message_count_as_equal() -> None:
     words = "maximum context length is 8192 tokens, you requested {0} (request req_{0}x)"
     failing = [status(400, words.format(number)) for number in range(20)]
     with ScriptedEndpoint(failing) as endpoint, pytest.raises(UserError, match="maximum context length") as stopped:
@@ -147,7 +147,7 @@ def test_replies_without_a_kernel_do_not_use_up_the_evaluations_that_are_left() 
     assert [bool(proposal.kernel) for proposal in found] == [False, False, True]
 
 
-def test_a_model_that_only_talks_ends_the_run_with_the_reason() -> None:
+def test_a_model_that_answers_only_in_prose_ends_the_run_with_the_reason() -> None:
     said: list[Proposal] = []
     with ScriptedEndpoint(otherwise=answer("Use warps.")) as endpoint:
         asked = proposer(endpoint)
@@ -163,7 +163,7 @@ def test_a_model_that_only_talks_ends_the_run_with_the_reason() -> None:
 CUT_OFF = answer("/*--- half a kernel", finish_reason="length")
 
 
-def test_replies_that_are_cut_off_in_a_row_end_the_run_early_with_what_to_change() -> None:
+def test_replies_that_are_cut_off_in_a_row_end_the_run_early_with_a_hint() -> None:
     with ScriptedEndpoint(otherwise=CUT_OFF) as endpoint:
         asked = proposer(endpoint)
         with pytest.raises(UserError, match=r"finished none of its last [4-7] replies.*cut off") as stopped:

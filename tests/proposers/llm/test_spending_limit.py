@@ -1,4 +1,4 @@
-"""Spending limit: which calls it admits while others are in flight."""
+"""Spending limit: the calls that it admits while others are in flight."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ OPEN = Call(Model("m"), "draft", MESSAGES)
 
 
 def admitted(spending: SpendingLimit, call: Call) -> int:
-    """Return how many copies of the call may be in flight at once."""
+    """Return the number of copies of the call that may be in flight at once."""
     flying = list[Call]()
     while len(flying) < 100 and spending.admits(call, flying):
         flying.append(call)
@@ -46,7 +46,7 @@ def test_the_tighter_limit_applies() -> None:
     assert admitted(SpendingLimit(Left(tokens=100 * ONE, usd=2.5 * ONE_USD)), BOUNDED) == 2
 
 
-def test_paid_replies_reduce_what_is_left() -> None:
+def test_paid_replies_reduce_the_rest_of_the_budget() -> None:
     spending = SpendingLimit(Left(tokens=4 * ONE))
     spending.pay(BOUNDED, Cost(PROMPT, 1_000))
     assert admitted(spending, BOUNDED) == 3
@@ -127,6 +127,6 @@ def test_prompts_with_more_tokens_than_estimated_are_learned() -> None:
 
 
 @each({str(case): case for case in [(Left(tokens=20_000), 1), (Left(usd=0.1), 1), (Left(evals=4), 100)]})
-def test_half_of_a_small_budget_is_kept_for_what_follows_the_first_verdicts(left: Left, first: int) -> None:
+def test_half_of_a_small_budget_is_kept_for_prompts_after_the_first_verdicts(left: Left, first: int) -> None:
     model = Model("m", max_tokens=8_000, usd_per_million=Prices(1.0, 10.0))
     assert admitted(SpendingLimit(left, keeps_half=True), replace(OPEN, model=model)) == first

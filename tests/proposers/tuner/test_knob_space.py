@@ -1,4 +1,4 @@
-"""Space of settings: what is legal, and which settings compile to the same program."""
+"""Space of settings: legal settings, and those that compile to the same program."""
 
 from records import CPU
 
