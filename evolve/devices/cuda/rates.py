@@ -156,7 +156,7 @@ def grid_barrier_us(facts: DeviceInfo) -> float:
 
 
 def _each_us(repeat: Callable[[int], None], count: int) -> float:
-    """Return the time of each of `repetitions` further calls."""
+    """Return the time per call of `count` further calls."""
     spent = _best_seconds(lambda: repeat(1 + count), HEAD_START_CYCLES)
     spent -= _best_seconds(lambda: repeat(1), HEAD_START_CYCLES)
     return round(max(0.0, spent) * 1e6 / count, 2)
