@@ -47,7 +47,7 @@ class AskedQuestion:
 
 @dataclass(frozen=True)
 class Budget:
-    """The limits of a run: what it may spend, and the result that is good enough. None means no limit."""
+    """The limits of a run: its maximum costs, and a result that is good enough. None means no limit."""
 
     evals: int | None = None  # evaluations; requests that give no kernel do not count
     tokens: int | None = None

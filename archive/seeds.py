@@ -1,4 +1,4 @@
-"""Seeds: the kernels and verdicts that ship with the package, added to every archive without changing what it holds.
+"""Seeds: the kernels and verdicts that ship with the package, added to every archive without changing its records.
 
 A digest of the added files is kept in the archive, so that opening it again costs only a comparison. Kernels and
 verdicts of a later version of the package are added to the existing ones. A shipped verdict is left out if the archive

@@ -47,7 +47,7 @@ class SqliteStore:
 
     connection: sqlite3.Connection
     path: Path
-    file: File | None = None  # what was at the path when it was opened; None in memory and if it is only read
+    file: File | None = None  # the file at the path when it was opened; None in memory and if it is only read
     rescued: list[Path] = field(default_factory=list, repr=False, compare=False)  # at most one copy
 
     def append(self, *records: Record) -> int:

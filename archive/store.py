@@ -54,7 +54,7 @@ class Filters(TypedDict, total=False):
     fastest: int  # at most this many, those with the largest speedups
     newest: int  # at most this many, those added to the archive last
     oldest: int  # at most this many, those added first
-    after: int  # only what was added after the summary with this number
+    after: int  # only records added after the summary with this number
 
 
 class Store(Protocol):

@@ -1,4 +1,4 @@
-"""A run's budget: what is spent, what is left, and which limit ends the run, computed from the archived records."""
+"""A run's budget: its cost, the rest, and the limit that ends the run, computed from the archived records."""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -153,7 +153,7 @@ def steps(run: str, past: History) -> list[Spending]:
 
 
 def spent(run: str, past: History) -> Spent:
-    """Return what a run has spent. The time of a leg that was killed ends with its last record."""
+    """Return the cost of a run. The time of a leg that was killed ends with its last record."""
     proposals = past.of_run.get(run, ())
     evals = sum([evals for *_, evals in _counted(run, past)]) + sum(1 for _ in _not_proposed(run, past))
     seconds = sum(end - leg.started for leg, end in _stretches(run, past))
@@ -191,7 +191,7 @@ def _counted(run: str, past: History) -> Iterator[tuple[BriefProposal, BriefEval
 
 
 def left(budget: Budget, gone: Spent) -> Budget:
-    """Return the budget minus what is already spent."""
+    """Return the rest of a budget after this cost."""
     return replace(budget, **{name: max(0, limit - getattr(gone, name)) for name, limit in _limits(budget).items()})
 
 

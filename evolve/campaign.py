@@ -82,7 +82,7 @@ def mean_headroom(
 
 
 def cost(budget: Budget, spent: Spent) -> float:
-    """Return what was spent in the first unit that the budget limits, of dollars, tokens, evaluations and seconds."""
+    """Return the cost in the first unit that the budget limits: dollars, tokens, evaluations or seconds."""
     limits: Mapping[str, float | None] = {
         "usd": budget.usd, "tokens": budget.tokens, "evals": budget.evals, "seconds": budget.seconds
     }  # fmt: skip
@@ -317,11 +317,11 @@ class SideBySide:
         self._spent = replace(self._spent + paid, seconds=time.monotonic() - self._began)
 
     def _committed(self) -> Spent:
-        """Return what is spent, including the evaluations that wait or are in progress."""
+        """Return the cost, including evaluations that wait or are in progress."""
         return self._spent + Spent(evals=sum(len(one.waiting) + len(one.under_way) for one in self._turns.values()))
 
     def _finish(self, turn: Turn) -> None:
-        """End a slice, and decide whether its op goes on."""
+        """End a slice, and decide whether its op continues."""
         search, run = turn.search, turn.search.run
         del self._turns[run]
         turn.leg.close()

@@ -49,7 +49,7 @@ def evolve(
 def one_round(
     search: Search, spent: Spent, proposer: Proposer, engine: Engine, view: OpView
 ) -> Generator[Event, None, tuple[Spent, Ended | None]]:
-    """Evaluate pending kernels, request new ones and evaluate these. Return what is spent, and why the run is over."""
+    """Evaluate pending kernels, request new ones and evaluate these. Return the cost, and why the run is over."""
     spent = yield from settle(search, spent, engine, view)
     if ended := search.over(view, spent):
         return spent, ended

@@ -29,7 +29,7 @@ class Search:
     op: Op
     locator: str  # how another process finds the op: its name, or the path of its file
     seed: int
-    budget: Budget = field(default=Budget())  # what may be spent from now on
+    budget: Budget = field(default=Budget())  # the budget from now on
     deadline: float = float("inf")  # on the clock of time.monotonic; when the budget's seconds are used up
     scope: Scope = EVERYTHING
     profiled: bool = False  # whether the proposer uses a profiler's counters
@@ -56,10 +56,10 @@ class Search:
         return Ended.LIGHT if share and budget.at_light(view.champions(), workloads, share) else None
 
     def request(self, view: OpView, spent: Spent) -> Request:
-        """Return the next request for a proposer, with the limits on what it may still spend."""
+        """Return the next request for a proposer, with the rest of its budget as limits."""
         left = budget.left(self.budget, spent)
         wanted = self.generation if left.evals is None else min(self.generation, left.evals)
-        if left.evals is not None and not view.alive():  # keep a part for what follows the first verdicts
+        if left.evals is not None and not view.alive():  # keep a part for kernels after the first verdicts
             wanted = min(wanted, max(1, left.evals // 2))
         limits = Left(left.tokens, left.usd, left.evals, self.deadline)
         return selection.request(view, self.op, wanted, seed=self.seed, left=limits)

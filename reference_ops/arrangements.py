@@ -227,7 +227,7 @@ def filled(**values: float) -> Arrange:
 
 
 def then(arrangements: Mapping[str, Arrange], save: Callable[[Tensors], None]) -> Mapping[str, Arrange]:
-    """Return the arrangements for a backward: after each, `save` computes what the forward leaves for it."""
+    """Return the arrangements for a backward: after each, `save` computes the forward's results for it."""
 
     def saved(arrange: Arrange) -> Arrange:
         def arranged(inputs: Tensors, generator: torch.Generator, known: Mapping[str, Any]) -> None:

@@ -157,7 +157,7 @@ def _task(path: Path, name: str) -> Op | None:
         return load_task(path, name)
     except TaskError as error:
         raise CatalogError(f"{path} cannot be an op: {error}.") from error
-    except (Exception, SystemExit) as error:  # whatever a task may raise
+    except (Exception, SystemExit) as error:  # any exception of a task
         line = _line_in(path, error)
         raise CatalogError(f"{path}{line} cannot be an op: {_raised(error)}") from error
 
@@ -172,7 +172,7 @@ def _imported(path: Path) -> ModuleType:
             family, name = path.relative_to(PACKAGE).with_suffix("").parts
             return importlib.import_module(f"reference_ops.{family}.{name}")
         return _imported_file(path)
-    except (Exception, SystemExit) as error:  # whatever a user's file may raise
+    except (Exception, SystemExit) as error:  # any exception of a user's file
         line = _line_in(path, error)
         raise CatalogError(f"{path}{line} cannot be imported: {_raised(error)}") from error
 

@@ -23,7 +23,7 @@ MOST_CROSSED = 2  # workloads with parameters that are listed, but not together
 MORE = (1, 2, 10**6)  # parts of the greatest listed parameter that are added to it, and one
 REACH = 17  # sizes below this are tried for a small one that follows from them
 RANK_OF_MATRICES = 2
-WIDE, WIDER = 128, 48  # added to what a window moves over: more than any stride, and a multiple of many
+WIDE, WIDER = 128, 48  # added to the input of a window: more than any stride, and a multiple of many
 NEAREST = 3  # listed workloads of which another size is changed too, where the op or the kernel requires it
 
 
@@ -207,7 +207,7 @@ def equal_sizes(
 ) -> tuple[Workload, ...]:
     """Return workloads in which any two sizes are equal that are equal in no listed one.
 
-    Each workload covers several pairs. Listed sizes differ, so that none can stand for another. Many kernels treat
+    Each workload covers several pairs. Listed sizes differ, so that a kernel cannot confuse them. Many kernels treat
     square images and matrices, or as many groups as channels, differently. About half of the sizes of each workload
     equal no other, because an unchanged height shows a fault only if the width changes.
     """
@@ -299,7 +299,7 @@ def _free_sizes(op: Op) -> dict[str, tuple[int, int]]:
 
 
 def _small_pairs(op: Op, free: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, int]]:
-    """Yield each small size of each name; a parameter that is not a dim stays within what is listed."""
+    """Yield each small size of each name; a parameter that is not a dim stays within its listed range."""
     for name, (least, most) in free.items():
         yield from ((name, size) for size in range(max(least, name in dims_of(op)), min(most, MOST_SMALL) + 1))
 

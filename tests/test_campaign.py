@@ -206,7 +206,7 @@ def test_side_by_side_pending_kernels_are_judged_first(store: SqliteStore) -> No
     assert len(engine.evaluated) == len({one.id for one in engine.evaluated}) == 30
 
 
-def test_many_cards_are_asked_for_enough_kernels_to_be_busy() -> None:
+def test_enough_kernels_are_requested_for_many_cards() -> None:
     assert [generation(TwoCards(cards=cards)) for cards in (1, 2, 100)] == [GENERATION, GENERATION, 2 * 100]
     assert generation(FakeEngine()) == GENERATION
 

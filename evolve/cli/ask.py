@@ -108,7 +108,7 @@ def ask(  # noqa: PLR0913, PLR0917 - one per option
 
 
 def _next_step(prompts: "tuple[Prompt, ...]", given: str, *, readable: bool) -> str:
-    """Return what to do with the prompts; `given` holds the arguments that identify the op and the archive."""
+    """Return a hint on the use of the prompts; `given` holds the arguments that identify the op and the archive."""
     if not readable:
         return f"send the batch, then `evolve tell OUTPUT.jsonl{given}`"
     origin = ""

@@ -1,4 +1,4 @@
-"""`evolve top`, `show`, `diff`, `tree`, `serve` and `report`: show what the archive holds, without importing torch."""
+"""`evolve top`, `show`, `diff`, `tree`, `serve` and `report`: show the archive's content, without importing torch."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -307,7 +307,7 @@ def report(
         typer.Option(
             "--kernels",
             min=0,
-            help="Kernels with a page of their own, per op and device, beside the champions and their ancestors, which "
+            help="Kernels with a separate page, per op and device, besides the champions and their ancestors, which "
             "all have one. With many ops there are fewer: 1000 in the file. The pages say how many are left out.",
         ),
     ] = 30,

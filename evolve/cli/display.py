@@ -107,7 +107,7 @@ def workloads_of(search: Search, backends: Backends) -> list[str]:
 
 
 def _print_archive(search: Search, session: Session, output: Console) -> None:
-    """Print what the archive holds on the op, and what the run has spent in earlier legs."""
+    """Print a summary of the op's archived kernels, and the run's cost in earlier legs."""
     backends = session.backends
     before = standing(backends.store, search.op.name, backends.engine.info)
     if not before.held:
@@ -198,7 +198,7 @@ def _printing_waits(log: EventLog, output: Console) -> Callable[[str], None]:
 
 
 def _printing_found(log: EventLog, output: Console) -> Callable[[str, str], None]:
-    """Return a function that prints what is known of a kernel before its baselines are timed."""
+    """Return a function that prints the speedup of a kernel before its baselines are timed."""
 
     def found(kernel_id: str, phase: str) -> None:
         for line in log.found(kernel_id, phase):

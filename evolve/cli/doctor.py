@@ -239,7 +239,7 @@ def _extra(name: str) -> Finding:
 
 
 def _archive(requested: Path | None) -> Iterator[Finding]:
-    """Yield what the archive holds, and the rates that evaluations have measured on each GPU."""
+    """Yield the archive's counts, and the rates that evaluations have measured on each GPU."""
     path = wiring.archive_path(requested)
     if not path.exists():
         yield Finding("archive", OPTIONAL, f"{path} does not exist yet", "`evolve run softmax` creates it")

@@ -288,7 +288,7 @@ def print_explanation(prefix: str, targets: Sequence[str], kind: str, archive: P
 
 LOOK_SECONDS = 5.0
 FOLDER_HELP = "Folder that all machines see, or HOST:FOLDER if ssh reaches it, with archives (*.db) of kernels."
-MINUTES_HELP = "Wait so long for archives with more kernels [default: end when no kernel is pending]."
+MINUTES_HELP = "Minutes to wait for archives with more kernels [default: end when no kernel is pending]."
 
 
 def work(

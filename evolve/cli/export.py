@@ -29,7 +29,7 @@ OPS_HELP = "Ops, files or functions to export, as they were named for `evolve ru
 ALL_HELP = "Export every op of the catalog; where no kernel has won yet, PyTorch runs."
 PYTORCH_HELP = "Also export ops for which no kernel has won on a GPU yet, as functions that run PyTorch."
 FORMAT_HELP = "A folder for pip, a wheel, or the layout of Hugging Face's kernels."
-TRUST_HELP = "Also export kernels measured in merged archives but not tested here; use it for your own archives."
+TRUST_HELP = "Also export kernels of merged archives that were not tested here; only for archives of your own machines."
 
 
 def export(  # noqa: PLR0913, PLR0917 - one per option

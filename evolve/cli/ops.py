@@ -351,7 +351,7 @@ def _measured(work: OpToMeasure, engine: TimesPyTorch, store: Store, *, again: b
 
 
 def _eager_alone(work: OpToMeasure, request: TimingRequest, failed: TimingResult, engine: TimesPyTorch) -> TimingResult:
-    """Time eager PyTorch alone after torch.compile has killed a worker."""
+    """Time only eager PyTorch after torch.compile has killed a worker."""
     answer = engine.time_pytorch(replace(request, eager_alone=True))
     if answer.standard:
         work.without_compile[request.workload] = failed.fault

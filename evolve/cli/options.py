@@ -104,11 +104,13 @@ OutcomePart = Annotated[
     str, typer.Option("--outcome", metavar="TEXT", help="List kernels with this outcome, such as wrong or pending.")
 ]
 ProposerPart = Annotated[
-    str, typer.Option("--proposer", metavar="TEXT", help="Show only what a proposer with TEXT in its name made.")
+    str,
+    typer.Option("--proposer", metavar="TEXT", help="Show only kernels or runs of proposers with TEXT in their name."),
 ]
 RunPart = Annotated[str, typer.Option("--run", metavar="RUN", help="List the kernels of a run, or `last`.")]
 SincePart = Annotated[
-    str, typer.Option("--since", metavar="TIME", help="Show only what was made since, such as 2h, 3d or 2026-01-31.")
+    str,
+    typer.Option("--since", metavar="TIME", help="Show only kernels or runs since then, such as 2h, 3d or 2026-01-31."),
 ]
 CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV instead of tables.")]
 AGES = {"m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 7 * 86_400.0}
@@ -183,8 +185,8 @@ EXAMPLES = {
     UNTIL_SOL: "give a share of the speed of light such as 0.95",
 }
 MINUTES_HELP = (
-    f"Minutes to run, after which questions in flight are given up; evaluations under way are finished, and confirming "
-    f"the champions takes extra time [default: {OFFLINE_MINUTES:g}, or {MODEL_MINUTES:g} "
+    "Minutes to run. Then questions in flight are cancelled, evaluations in progress are finished, and the champions "
+    f"are confirmed, which takes extra time [default: {OFFLINE_MINUTES:g}, or {MODEL_MINUTES:g} "
     "with a model, unless --evals or, with a model, --tokens or --usd is given]."
 )
 MinutesOption = Annotated[float | None, typer.Option(MINUTES, help=MINUTES_HELP, show_default=False)]
@@ -195,12 +197,13 @@ KEPT = (
     "limits the reply"
 )
 TOKENS_HELP = (
-    f"Maximum number of tokens to use on models. {KEPT}. It can be exceeded by what a model's first prompt has more "
-    "than estimated, or by one reply per question in flight if the server ignores max_tokens."
+    f"Maximum number of tokens to use on models. {KEPT}. The limit can be exceeded by the tokens "
+    "of a model's first prompt beyond the estimate, or by one reply per question in flight if the server ignores "
+    "max_tokens."
 )
 USD_HELP = (
-    f"Maximum amount to spend on models, in US dollars. {KEPT}, by the prices in the .toml file. Where only the server "
-    "tells prices, the first reply may exceed it."
+    f"Maximum amount to spend on models, in US dollars. {KEPT}, by the prices in the .toml file. If only the server "
+    "knows the prices, the first reply may exceed the limit."
 )
 TokensOption = Annotated[int | None, typer.Option(TOKENS, help=TOKENS_HELP)]
 UsdOption = Annotated[float | None, typer.Option(USD, help=USD_HELP)]

@@ -155,7 +155,7 @@ def run_setup(
             if run_options.replay:
                 proposer = wiring.replaying(store, run_options.replay, tune=tune)
                 _check_proposer(proposer.name, setup)
-            else:  # imports PyTorch, as loading does, which the first worker meanwhile imports too
+            else:  # imports PyTorch, as loading does; the first worker imports it at the same time
                 proposer = wiring.with_tuner(models, tune=tune)
             session.wait_for_device(engine, run_options.device, output)
             _check_workloads([op for op, _ in loaded], engine.info.kind)

@@ -1,4 +1,4 @@
-"""`evolve runs` and `evolve compare`: what runs cost, and how good their kernels are."""
+"""`evolve runs` and `evolve compare`: costs of runs, and the quality of their kernels."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -53,13 +53,13 @@ from evolve.report.words import (
 OVER_FIRST_KERNEL = "best, on a device without GPU times: over the op's first kernel"
 NOTHING_OWN = "best: `-` if no kernel that the run itself proposed has passed; shipped kernels do not count"
 REPLAYED = "replay: the answers come from the archive; tokens and dollars are those of the recorded run"
-FIGURES = "figures of runs, 1"  # names what the archive keeps; count up when these figures are made differently
+FIGURES = "figures of runs, 1"  # name of the archived values; increase its number when their computation changes
 Figures = tuple[Spent, float | None, Curve]
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run, what it has spent, and the best speedup of a kernel that it proposed: over PyTorch or the first kernel."""
+    """A run, its cost, and the best speedup of a kernel that it proposed: over PyTorch or the first kernel."""
 
     run: Run
     spent: Spent
@@ -195,7 +195,7 @@ def _lines(store: SqliteStore, op: str) -> list[RunSummary]:
 
 
 def _figures(store: Store, op: str) -> dict[str, tuple[object, ...]]:
-    """Return what each run of an op has spent, the best speedup and the curve, by run id."""
+    """Return the cost, the best speedup and the curve of each run of an op, by run id."""
     on_devices = defaultdict[str, list[Run]](list)
     for run in store.find(Run, op):
         on_devices[run.device].append(run)

@@ -78,7 +78,7 @@ class Session:
 
     @cached_property
     def working(self) -> tuple[Engine, Store]:
-        """Return the engine and the store for the search: for a replay, with what the recorded run saw."""
+        """Return the engine and the store for the search; for a replay, those of the recorded run."""
         engine, store = self.backends.engine, self.backends.store
         if not self.replay:
             return engine, store
@@ -148,7 +148,7 @@ def resumed(requested: str, ops: Sequence[str], given: RunOptions, limits: Budge
             f"leave out the ops to resume all of it: --resume {first.campaign}; or start a new run without --resume",
         )
     locators = tuple(named.get(run.op, options.locator(run)) for run in found)
-    proposer = OFFLINE if first.proposer == OFFLINE else LLM  # not what the environment would choose today
+    proposer = OFFLINE if first.proposer == OFFLINE else LLM  # not the one that the environment would choose now
     run_options = replace(options.recorded(first), machines=given.machines, proposer=proposer)
     return Setup(locators, run_options, options.with_limits(first.budget, limits), tuple(found), limits)
 
@@ -275,7 +275,7 @@ def _shipped(op: Op, *, plain: bool = False, knobs: bool = False) -> list[Kernel
 
 
 def spent_by(search: Search, backends: Backends) -> Spent:
-    """Return what the search's run has spent in all its legs."""
+    """Return the cost of the search's run in all its legs."""
     return budget.spent(search.run, budget.history(backends.store, search.op.name, backends.engine.info.key))
 
 

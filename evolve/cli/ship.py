@@ -22,7 +22,7 @@ from evolve.selection import population
 from reference_ops import catalog
 
 INTO_HELP = "Folder of shipped kernels to write to [default: archive/kernels of the checkout that evolve runs from]."
-TRUST_HELP = "Also ship what was measured in merged archives; use it for your own archives."
+TRUST_HELP = "Also ship measurements of merged archives; only for archives of your own machines."
 
 
 def ship_champions(
@@ -33,7 +33,7 @@ def ship_champions(
     ] = None,
     into: Annotated[Path | None, typer.Option("--into", metavar="DIR", help=INTO_HELP, show_default=False)] = None,
     device: Annotated[
-        str, typer.Option("--device", metavar="TEXT", help="Ship only what GPUs with TEXT in their name measured.")
+        str, typer.Option("--device", metavar="TEXT", help="Ship only measurements of GPUs with TEXT in their name.")
     ] = "",
     trust_merged: Annotated[bool, typer.Option("--trust-merged", help=TRUST_HELP)] = False,
     archive: ArchiveOption = None,

@@ -86,11 +86,14 @@ class DeviceFolder(Protocol):
     def cards(self) -> tuple[str, ...]:
         """Return the names of the device's cards on this machine, such as several GPUs; one empty name if it has none.
 
-        A process that finds a name in the policy's `card_variable` uses that card alone.
+        A process that finds a name in the policy's `card_variable` uses only that card.
         """
 
     def make(self, known: "DeviceInfo | None", cubins: Path | None) -> "Device":
-        """Return the device. `known` is what an earlier worker measured; compilers leave their results in `cubins`."""
+        """Return the device.
+
+        `known` has the rates that an earlier worker measured; compilers leave their results in `cubins`.
+        """
 
     def compiler_for(self, info: "DeviceInfo", cubins: Path) -> "Callable[[Bound], CompileResult]":
         """Return a function that compiles without the device; called only if the policy allows compilers."""

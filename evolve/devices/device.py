@@ -30,7 +30,7 @@ class Device(Protocol):
         """Compile a kernel. Raises RejectedError if it does not compile or its entries do not fit the plan."""
 
     def run(self, program: "Program", tensors: "Mapping[str, torch.Tensor]") -> None:
-        """Launch and wait. The kernel must not find anything that earlier runs have left behind.
+        """Launch and wait. The kernel must not find data of earlier runs.
 
         Raises RejectedError if a launch fails or faults, or if the kernel has kept state for its next call.
         """
@@ -83,7 +83,7 @@ class Program(CompileResult, Protocol):
 # Returns microseconds per call of a sequence of calls that the device runs without the host; None if it cannot.
 GraphTime = Callable[[Sequence[Callable[[], object]]], float | None]
 Capture = Callable[[Callable[[], object]], Callable[[], object] | None]
-Fenced = Callable[[int], "torch.Tensor | None"]  # returns at least so many bytes, behind which any access faults
+Fenced = Callable[[int], "torch.Tensor | None"]  # returns at least this many bytes; any access after them faults
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Profiler(Protocol):
 class Tools:
     """Optional abilities of a device; None for those that it lacks."""
 
-    card: str = ""  # what all processes of this machine call the card; empty if each process has its own
+    card: str = ""  # name of the card in all processes of this machine; empty if each process has its own
     memory_bytes: int = 0  # of the device's own memory
     free_bytes: Callable[[], int] | None = None  # of that memory, at present
     conditions: Callable[[], Conditions | None] | None = None  # current clocks and temperature

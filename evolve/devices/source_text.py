@@ -115,7 +115,7 @@ def spliced_directive(source: str) -> int | None:
 def masked(source: str) -> str:
     """Return the source with comments and literals blanked and every other token in its place.
 
-    A token that is split across lines is joined, and the line break moved behind it, so that no word can hide this way.
+    A token that is split across lines is joined, and the line break moved after it, so that no word can hide this way.
     """
     pieces, end = [], 0
     for token in _read(source).tokens:

@@ -61,9 +61,9 @@ def _of_a_library(symbol: str) -> bool:
 
 
 def _declared_constant(symbol: str, text: str) -> bool:
-    """Return whether the variable is declared constant, alone or behind other variables of the same declaration."""
+    """Return whether the variable is declared constant, alone or after other variables of the same declaration."""
     name = re.escape(_parts(symbol)[-1])
-    earlier = rf"[^;{{}}()=*]*(?:={INITIAL_VALUE},[^;{{}}()=*]*)*"  # no pointers: what they point to is constant
+    earlier = rf"[^;{{}}()=*]*(?:={INITIAL_VALUE},[^;{{}}()=*]*)*"  # no pointers: their targets are constant
     return re.search(rf"\b(?:const|constexpr|__constant__)\b{earlier}\b{name}\b", text) is not None
 
 

@@ -26,7 +26,7 @@ MOST_COMPILED_AHEAD = 8  # compiled kernels waiting for an evaluator
 
 @dataclass(eq=False)
 class JobState:
-    """A job and what has happened to it so far."""
+    """A job and its history so far."""
 
     job: Job
     shapes_seed: int

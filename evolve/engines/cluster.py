@@ -1,4 +1,4 @@
-"""Ray cluster: how this process connects to it, and what each actor of an engine is allocated there."""
+"""Ray cluster: the connection of this process, and the resources of each actor of an engine."""
 
 import contextlib
 import signal
@@ -71,7 +71,7 @@ def _own_signal_handlers() -> Iterator[None]:
 
 
 def allocation_of(nodes: Sequence[Mapping[str, Any]], kind: str, gpu_type: str = "") -> Allocation:
-    """Return what each actor gets of these nodes, in Ray's description: a GPU, or some CPUs.
+    """Return the resources of each actor on these nodes, in Ray's description: a GPU, or some CPUs.
 
     Raises UserError if they have none.
     """

@@ -19,7 +19,7 @@ class Job:
     setting: bool = False  # of the knobs of a kernel that has passed: a few calls are enough if it is clearly slower
     confirm: bool = False  # also confirm it: in a fresh process, on more shapes, in duels, under the sanitizer
     # None to accept duplicates. Where kernels are compiled ahead, a kernel with the same machine code as another one is
-    # not run. The emulated device runs it anyway, which costs no more than compiling ahead would.
+    # not run. The emulated device runs it in any case, which costs no more than compiling ahead would.
     duplicates: "FindsDuplicates | None" = field(default=None, compare=False, repr=False)
 
 
@@ -81,4 +81,4 @@ class HasCards(TakesPauses, Protocol):
 
     @property
     def cards(self) -> int:
-        """How many cards it has."""
+        """The number of its cards."""

@@ -379,7 +379,7 @@ class LocalEngine:
             yield from self._resolve(current, after_timeout(current, worker, fault))
 
     def _end_preparer(self, worker: Worker) -> Iterator[Evaluation]:
-        """Go on without a preparer that has failed: evaluators compile what is not compiled ahead."""
+        """Continue without a preparer that has failed: evaluators compile the missing baselines."""
         if not worker.ready:  # such as for lack of memory
             self._preparers = 0
             self._lacking.compile_no_more()

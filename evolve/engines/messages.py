@@ -122,7 +122,7 @@ class Done:
 
     evaluation: Evaluation
     tainted: bool = False
-    lacking: tuple[str, ...] = ()  # workloads at which it was compared with eager PyTorch alone
+    lacking: tuple[str, ...] = ()  # workloads at which it was compared only with eager PyTorch
 
 
 @dataclass(frozen=True)

@@ -299,7 +299,7 @@ class RayEngine:
     def _start_actors(self) -> None:
         station = self._ray.remote(Station)
         while len(self._slots) < self._allocation.count:
-            # A method that was lost is never called again by Ray itself: this engine decides what is done again.
+            # A method that was lost is never called again by Ray itself: this engine decides which jobs are repeated.
             options = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": CALLS_AT_ONCE, "num_cpus": 1}
             actor = station.options(**{**options, **self._allocation.options}).remote(
                 partial(on_node, self._make, self._kind)

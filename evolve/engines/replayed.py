@@ -16,7 +16,10 @@ from evolve.engines.engine import Engine, Job
 
 @dataclass(frozen=True)
 class SeenStore:
-    """A store whose readers see what the recorded run saw. What is appended is also added to the whole archive."""
+    """A store whose readers see the records that the recorded run saw.
+
+    What is appended is also added to the whole archive.
+    """
 
     seen: Store
     whole: Store

@@ -339,7 +339,7 @@ class OwnCodes:
 
 @cache
 def code_version() -> str:
-    """Return a hash of this package's code, because a version number does not show what was changed locally."""
+    """Return a hash of this package's code, because a version number does not show local changes."""
     files = sorted(file for package in PACKAGES for ending in CODE for file in (ROOT / package).rglob(ending))
     whole = hashlib.sha256()
     for file in files:

@@ -35,7 +35,7 @@ MAIN = 'move it below `if __name__ == "__main__":`'
 
 @dataclass(frozen=True)
 class _Ending:
-    """How a trial ended: the exit status, negative for a signal, and what the process wrote before."""
+    """The end of a trial: the exit status, negative for a signal, and the process's earlier output."""
 
     status: int
     report: bytes
@@ -48,7 +48,7 @@ class _Ending:
 def load(locator: str) -> Op:
     """Load an op. Raise a UserError if its file ends, crashes or blocks the process that loads it.
 
-    What a file prints goes to standard error, because standard output may be JSON. It gets no input from the terminal.
+    Output of a file goes to standard error, because standard output may be JSON. It gets no input from the terminal.
     """
     if not catalog.is_path(locator):
         return catalog.load(locator)

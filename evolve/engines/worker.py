@@ -368,7 +368,7 @@ def _memory_message(error: Exception) -> str:
 
 
 def _bounds(device_kind: str, fork: Fork, project: Path) -> Bounds:
-    """Return what an evaluator may access.
+    """Return the paths and devices that an evaluator may access.
 
     Kernels that are native code could do harm, so their evaluator may access least.
     """

@@ -39,6 +39,6 @@ class Baselines:
 
 
 def completed(measurement: Measurement, standard: Standard) -> Measurement:
-    """Return a measurement that was made beside eager PyTorch alone with the times of all baselines."""
+    """Return a measurement, made beside eager PyTorch only, with the times of all baselines."""
     times = Baselines(standard.eager_us, standard.compile_us, standard.autotune_us).anchored(measurement.eager_us)
     return replace(measurement, eager_us=times.eager_us, compile_us=times.compile_us, autotune_us=times.autotune_us)

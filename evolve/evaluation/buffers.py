@@ -11,14 +11,14 @@ from evolve.devices.device import Fenced
 from reference_ops.op import Op, Workload
 
 LEAST_ALIGNMENT, USUAL_ALIGNMENT = 16, 512  # guaranteed to kernels, and kept by PyTorch's allocator
-GAP_BYTES = 4096  # minimum before and behind every tensor
+GAP_BYTES = 4096  # minimum before and after every tensor
 # The first two read as NaN or as a huge number in every float type, so that a stray read shows in the output. The
 # others are an ordinary number and zero, as in real use: a kernel must not take them for its results.
 POISONS = (0xFF, 0x7E, 0x3F, 0x00)
 BY_CHANCE = 1 / 32  # share of one-byte elements that may equal the poison without being it
 NOISE_BYTES = 2**14
 WORD_BYTES = 8
-SPARE_BYTES, GPU_SPARE_BYTES = 2**16, 2**26  # behind all buffers: a write with a wrong stride ends up there
+SPARE_BYTES, GPU_SPARE_BYTES = 2**16, 2**26  # after all buffers: a write with a wrong stride ends up there
 FENCED_BYTES = 2**24  # of the largest workload whose inputs end at inaccessible memory
 OWN_SEGMENT_BYTES = 2**25  # PyTorch's allocator does not share a segment of this size
 Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
@@ -46,7 +46,7 @@ class Buffer:
 class Arena:
     """One allocation for all tensors of a run, laid out anew each time. It never holds results of a reference.
 
-    `fenced`, which a device may offer, allocates memory behind which any access faults.
+    `fenced`, which a device may offer, allocates memory after which any access faults.
     """
 
     def __init__(self, device: str, fenced: Fenced | None = None) -> None:
@@ -86,7 +86,7 @@ class Arena:
         return buffers
 
     def beside_fences(self, layout: Layout, names: Iterable[str], poison: int, rng: random.Random) -> dict[str, Buffer]:
-        """Return buffers as `poisoned` does, but where the device can, a read behind one of these tensors faults."""
+        """Return buffers as `poisoned` does, but where the device can, a read beyond one of these tensors faults."""
         names = set(names)
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in layout.values()]
         if not self._fenced or sum(sizes) > FENCED_BYTES:
@@ -125,7 +125,7 @@ class Arena:
             torch.cuda.empty_cache()  # returns it in one piece, so that memory is not fragmented
 
     def strayed(self, unused: Iterable[Buffer] = ()) -> torch.Tensor:
-        """Return, as a tensor, whether an unused buffer or the memory behind all buffers has changed."""
+        """Return, as a tensor, whether an unused buffer or the memory after all buffers has changed."""
         found = [bits(values) for values in (self._spare, *(buffer.tensor for buffer in unused))]
         word = torch.full((WORD_BYTES,), self._poison, dtype=torch.uint8, device=self._memory.device)
         return torch.stack([(words != word.view(words.dtype)[0]).any() for words in found]).any()
@@ -156,7 +156,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_poison(values: torch.Tensor, poison: int) -> torch.Tensor:
-    """Return for each element whether it holds nothing but poison."""
+    """Return for each element whether it holds only poison."""
     return (_raw(values).reshape(-1, values.element_size()) == poison).all(dim=1)
 
 

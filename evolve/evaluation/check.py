@@ -110,7 +110,7 @@ class Inspector:
         while found:  # free each one before the next comparison
             self.judge(usual, *found.pop(0))
         if op.draw is None and (keeps or (timed and closely)):
-            # Most of what the kernel may have kept from earlier runs is still valid, but not all of it.
+            # Most results that the kernel may have kept from earlier runs are still valid, but not all.
             self._run_and_judge(program, replace(usual, redraw_seed=self.rng.randrange(2**31)), buffers, poisons[-1])
         for _ in range(_mixtures(op, workload)):
             self._leave_memory(own, timed=timed)
@@ -273,7 +273,8 @@ class Inspector:
     ) -> Outputs:  # fmt: skip
         """Run once and return copies of the outputs. With `as_timed`, the state of memory is that of a timed call.
 
-        `replay` runs the program on the same buffers in another way. `drawn` are the inputs, if they are at hand.
+        `replay` runs the program on the same buffers in another way. `drawn` are the inputs, if they have been drawn
+        already.
         """
         drawn = drawn or draw.inputs(self.device)
         for name, values in drawn.items():

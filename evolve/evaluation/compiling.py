@@ -148,7 +148,7 @@ class Compilation(Generic[P]):
         )
 
     def as_declared(self) -> Compiled[P]:
-        """Compile for the declared workloads alone."""
+        """Compile only for the declared workloads."""
         declared, skipped = self._declared()
         return self.listed(Shapes(declared, skipped=skipped), ())
 
@@ -242,7 +242,7 @@ def precompile(
 ) -> Evaluation:  # fmt: skip
     """Return the part of the verdict that needs no device: a kernel passes if it compiles for all its workloads.
 
-    A `setting` of a known kernel's knobs is compiled for the declared workloads alone.
+    A `setting` of a known kernel's knobs is compiled only for the declared workloads.
     """
 
     def judge(verdict: Evaluation) -> Evaluation:
@@ -258,7 +258,7 @@ def precompile(
 def traits(kernel: Kernel, programs: Compiled[M]) -> Traits | None:
     """Return the traits of the kernel over all declared workloads, or None without machine code.
 
-    Their `code` also covers the awkward workloads, because a kernel may have been corrected for these alone. It covers
+    Their `code` also covers the awkward workloads, because a kernel may have been corrected only for these. It covers
     the kernel's `when` and `dtypes` too, because held-out shapes depend on them.
     """
     found_at = [(workload.key, program.traits) for workload, program in (*programs.declared, *programs.awkward)]

@@ -178,7 +178,7 @@ class Beyond:
 
 
 def check_beyond(inspector: Inspector, kernel: Kernel, op: Op, limits: Beyond) -> tuple[Workload, ...]:
-    """Check the kernel once beyond so many elements. Return the workload, or None if none is possible.
+    """Check the kernel once beyond this number of elements. Return the workload, or None if none is possible.
 
     Raises RejectedError if it is wrong there.
     """
@@ -286,7 +286,7 @@ def _differ(some: torch.Tensor, others: torch.Tensor) -> bool:
 
 
 def _judge(inspector: Inspector, expected: Truth, index: int, actual: torch.Tensor, workload: Workload) -> None:
-    """Judge some rows of an output. If they are fewer than the expected ones, PyTorch's rows stand for the others."""
+    """Judge some rows of an output. If they are fewer than the expected ones, PyTorch's rows replace the others."""
     if len(actual) < len(expected.pytorch[index]):
         whole = expected.pytorch[index].clone()
         whole[: len(actual)] = actual

@@ -43,7 +43,7 @@ class Evaluator:
         return found
 
     def baselines_at_hand(self, op: Op, workload: Workload) -> Baselines:
-        """Return the baselines' times, or eager PyTorch's alone if the others are deferred.
+        """Return the baselines' times, or only eager PyTorch's if the others are deferred.
 
         `lacking` then has the workload.
         """

@@ -127,7 +127,7 @@ class Truth:
         return lost.reshape(-1, *[1] * (own.ndim - 1)).expand_as(own)
 
     def at_dtype(self, index: int, rows: Rows) -> tuple[torch.Tensor, ...]:
-        """Return what PyTorch computes at the dtype: the reference's result, and what a user would call."""
+        """Return PyTorch's results at the dtype: those of the reference, and of the function that a user would call."""
         device = self.expected[index].device
         different = (self.pytorch,) if self.baseline is self.pytorch else (self.pytorch, self.baseline)
         return tuple(outputs[index][rows].to(device) for outputs in different)
@@ -171,7 +171,7 @@ class Truth:
         return group.exact or self.op.tolerance.exact or not self.pytorch[index].is_floating_point()
 
     def _moves(self, index: int, group: RowGroup, rows: Rows) -> torch.Tensor:
-        """Return how far rounding moves each result; in small groups, at least as far as the usual error."""
+        """Return the change of each result by rounding; in small groups, at least the usual error."""
         moves = self.perturbed[index][rows]
         return moves.clamp(min=self.usual_errors.get((index, group), 0.0)) if moves.numel() < FEW else moves
 

@@ -78,7 +78,7 @@ def _module(op: Op, path: Path) -> OpModule:
     check_foreign_imports(source)
     try:
         alone = ops_of(run_text(source, f"exported_{op.name}", path))[0]
-    except Exception as error:  # whatever a part of a user's file may raise
+    except Exception as error:  # any exception of a user's file
         reason = f"{type(error).__name__}: {error}"
         raise NotPortableError(f"what it needs of {path.name} does not work without the rest: {reason}") from error
     return OpModule(op.name, source, alone)

@@ -31,8 +31,8 @@ class Champions:
 def ship(store: Store, op: str, folder: Path, *, part: str = "", trust_merged: bool = False) -> list[Champions]:
     """Write an op's champions into a folder of shipped kernels, and return them for each GPU with `part` in its name.
 
-    Champions are chosen among what the folder holds and the archive's own confirmed verdicts, of which the newer one on
-    a kernel counts. The texts of kernels that are no longer champions are kept, but not their times.
+    Champions are chosen among the folder's kernels and the archive's own confirmed verdicts. The newer verdict on a
+    kernel counts. The texts of kernels that are no longer champions are kept, but not their times.
     """
     merged = set() if trust_merged else {one.evaluation_id for one in store.find(Merged, op)}
     own = [

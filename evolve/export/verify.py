@@ -63,7 +63,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Task:
-    """The kernels of one op to verify, with what is known of them by workload."""
+    """The kernels of one op to verify, with their known times by workload."""
 
     op: str
     kernels: tuple[Kernel, ...]
@@ -186,7 +186,7 @@ def retuned(op: Op, locator: str, tuner: Proposer, work: Workers, seconds: float
 
 
 def rows(task: Task, verdicts: Iterable[Evaluation], device: DeviceInfo) -> list[Row]:
-    """Compare what was known with the new verdicts, of which the last one on a kernel counts."""
+    """Compare the known times with the new verdicts. The last verdict on a kernel counts."""
     latest = {verdict.kernel_id: verdict for verdict in verdicts}
     if not policy_of(device.kind).times_are_gpu_times:
         refused = [Row(task.op, Status.REFUSED, kernel_id) for kernel_id in task.unsupported]

@@ -1,1 +1,1 @@
-"""Pages: what the archive holds, as HTML for a browser, served live or written into one file."""
+"""Pages: the archive's content as HTML for a browser, served live or written into one file."""

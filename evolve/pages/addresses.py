@@ -1,4 +1,4 @@
-"""Addresses of pages. They are the same words whether pages are served or stand in one file, and they last."""
+"""Addresses of pages. They are the same whether pages are served or written into one file, and they do not change."""
 
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The lineage of an op's population: its kernels and their ancestors as trees, with what each changed."""
+"""The lineage of an op's population: its kernels and their ancestors as trees, with the change of each."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ class Node:
     kernel_id: str
     operator: str
     proposer: str
-    change: str  # what it changed in its first parent, or its idea
+    change: str  # its change to its first parent, or its idea
     outcome: str  # empty while it is pending
     ratio: float | None  # best ratio to the basis, if it passed
     alive: bool

@@ -1,4 +1,4 @@
-"""An op's page: its champions and population on one device, how they were found, and what they cost."""
+"""An op's page: its champions and population on one device, how they were found, and their costs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

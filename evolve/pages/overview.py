@@ -1,4 +1,4 @@
-"""The overview: a line per op and device, with what its champions gained over PyTorch."""
+"""The overview: a line per op and device, with the gain of its champions over PyTorch."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -138,7 +138,7 @@ class Renderer:
         return svg.ranges("Speedups of the champions by op", axis, rows) if rows else Markup("")
 
     def _curve(self, view: OpPage, axis: int) -> Markup:
-        """Return the plot of all kernels that passed, and the best so far, over what had been spent by then."""
+        """Return the plot of all kernels that passed, and the best so far, over the cost."""
         if len(view.moments) < 2 or not view.spent[axis]:
             return Markup("")
         best = [(one.spent[axis], one.best) for one in _turns(view.moments)]
@@ -158,7 +158,7 @@ class Renderer:
 
 
 def _qualities(view: RunComparison, axis: str) -> Markup:
-    """Return a plot of the best ratio of both runs by what was spent; empty if neither spent any of it."""
+    """Return a plot of the best ratio of both runs by cost; empty if neither run has this cost."""
     lines = [
         Line(side.run.id, [(float(getattr(one.spent, axis)), one.best) for one in side.qualities])
         for side in view.sides

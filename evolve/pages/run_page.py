@@ -1,4 +1,4 @@
-"""A run's page: its budget, what it spent on which model and operator, and what it found."""
+"""A run's page: its budget, its cost by model and operator, and its results."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -61,7 +61,7 @@ class Answering(Protocol):
         """Return the page with this address, or plain text to save; raises Absent or Moved."""
 
     def prepare(self, store: SqliteStore) -> None:
-        """Load in advance what the first pages need."""
+        """Load in advance the data of the first pages."""
 
 
 def stamp(archive: Path) -> Stamp:

@@ -91,7 +91,7 @@ class Site:
         raise self._instead("run", run, ids, addresses.run_page)
 
     def _instead(self, what: str, given: str, ids: list[str], address: Callable[[str], str]) -> Exception:
-        """Return the answer to an address with the first characters of an id: a redirection, or what is missing."""
+        """Return the answer to an address with the first characters of an id: a redirection, or an explanation."""
         if len(ids) == 1:
             return Moved(address(ids[0]))
         if ids:

@@ -157,7 +157,7 @@ def _straight(line: Line, index: int, to_x: _Scale, to_y: _Scale) -> Markup:
 def _dot(dot: Dot, to_x: _Scale, to_y: _Scale) -> Markup:
     circle = element("circle", element("title", dot.words), cx=to_x(dot.x), cy=to_y(dot.y), r=3.5,
                      class_=f"dot {dot.kind}".strip())  # fmt: skip
-    # The same links stand in the tables, so the keyboard need not stop at every dot.
+    # The tables have the same links, so the keyboard need not stop at every dot.
     return element("a", circle, href=dot.href, tabindex="-1", aria_label=dot.words) if dot.href else circle
 
 

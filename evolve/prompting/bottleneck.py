@@ -41,7 +41,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """The main limit of a kernel, with its figures and what to change."""
+    """The main limit of a kernel, with its figures and advice."""
 
     kind: Kind
     words: str
@@ -59,7 +59,7 @@ def bottleneck(counted: Counted, access_bytes: int = WIDEST) -> Bottleneck | Non
 
 
 def side(counted: Counted) -> str:
-    """Return in words on which side of the roofline the kernel is, or an empty string without counters."""
+    """Return a phrase on the kernel's side of the roofline, or an empty string without counters."""
     memory, compute = _get(counted, c.MEMORY), _get(counted, c.COMPUTE)
     if not memory and not compute:
         return ""

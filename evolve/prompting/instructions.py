@@ -13,7 +13,7 @@ STREAM, PRODUCT = "stream", "product"  # what instructions are for: moving data,
 
 @dataclass(frozen=True)
 class InstructionFamily:
-    """A family of instructions: where it is available, what it is for, and how it is written."""
+    """A family of instructions: its architectures, its purpose, and examples."""
 
     name: str
     since: int  # the first architecture that has it, such as 90 for sm_90

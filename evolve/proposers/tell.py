@@ -107,7 +107,7 @@ def _numbered(lines: list[int]) -> str:
 
 @dataclass(frozen=True)
 class _Entry:
-    """The text of one kernel or reply, and what its file says about it."""
+    """The text of one kernel or reply, and the facts that its file gives."""
 
     file: Path
     text: str

@@ -16,7 +16,7 @@ from evolve.selection.population import BASELINE, FIGURES, MEDIAN
 BLOCKS = "▁▂▃▄▅▆▇█"
 PLAIN = "_.-=+*#@"  # for terminals without Unicode
 COLUMNS = 16  # of a small curve
-Curve = tuple[tuple[float, float], ...]  # the number of evaluations or proposals by then, and the best so far
+Curve = tuple[tuple[float, float], ...]  # the number of evaluations or proposals, and the best so far
 
 
 @dataclass(frozen=True)

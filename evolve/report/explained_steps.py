@@ -31,7 +31,7 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Meaning:
-    """The step at which an outcome usually occurs, what it means and what to do."""
+    """The step at which an outcome usually occurs, its meaning and advice."""
 
     step: EvaluationStep
     explanation: str

@@ -12,7 +12,7 @@ from evolve.report.words import counted, moment, one_line, short
 
 REASONS_SHOWN, REASON_CHARACTERS = 3, 160
 MOST_LISTED = 50
-NARROW = 70  # columns, below which the reason is shown beside the id alone
+NARROW = 70  # columns, below which only the reason and the id are shown
 
 
 def reasons(failures: Iterable[str]) -> list[tuple[int, str]]:

@@ -110,7 +110,7 @@ def _device(name: str, of_op: Mapping[str, Sequence[MeasuredKernel]], listed: Ma
 
 
 def _toolchain(device: DeviceInfo) -> str:
-    """Return the versions in words; the driver's number for CUDA 13.0 is 13000."""
+    """Return a phrase that names the versions; the driver's number for CUDA 13.0 is 13000."""
     number = int(device.driver) if device.driver.isdecimal() else 0
     return f"PyTorch {device.torch}" + (f", a driver for CUDA {number // 1000}.{number % 1000 // 10}" if number else "")
 

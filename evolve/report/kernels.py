@@ -129,7 +129,7 @@ def _proposals(
     store: Store, op: str, choice: KernelFilter, kernels: Sequence[str] | None = None
 ) -> dict[str, ProposalSummary]:
     """Return the first proposal of each kernel, or of these, of the chosen run if there is one."""
-    if choice.since and not choice.run and kernels is None:  # what was proposed again may have been proposed before
+    if choice.since and not choice.run and kernels is None:  # a proposal may repeat an earlier one
         kernels = [one.kernel_id for one in store.find(ProposalSummary, op, since=choice.since) if one.kernel_id]
     if choice.run:
         every = store.find(ProposalSummary, op, run=choice.run)

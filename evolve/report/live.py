@@ -234,7 +234,7 @@ class EventLog:
             yield self._stamped(f"waiting: {one_line(reason)}")
 
     def found(self, kernel_id: str, phase: str) -> Iterator[str]:
-        """Yield a line on a kernel that is right and waits for its baselines, the first of several alone."""
+        """Yield a line on a kernel that is right and waits for its baselines; of several, only on the first."""
         if not self._found:
             self._found, self._printed = True, time.monotonic()
             yield self._stamped(f"{short(kernel_id)} {phase}")

@@ -270,7 +270,7 @@ class BudgetMeter:
 
 
 def _bar(share: float | None, words: str, beside: str, width: int) -> RenderableType:
-    """Return a bar with words beside it, or the words alone where a bar of a readable length does not fit."""
+    """Return a bar with words beside it, or only the words if a bar of a readable length does not fit."""
     row, room = Table.grid(padding=(0, 2, 0, 0), expand=False), width - len(words) - len(beside) - 4
     drawn = ProgressBar(
         total=1.0,

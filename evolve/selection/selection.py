@@ -1,4 +1,4 @@
-"""Selection: which kernels to evaluate next, and what to tell a proposer."""
+"""Selection: the kernels to evaluate next, and the requests for proposers."""
 
 import heapq
 import random
@@ -19,7 +19,7 @@ from reference_ops.op import Op
 
 FAILURES_SHOWN, DONORS = 6, 3
 PROFILES = 2  # maximum per round, because each takes a few seconds
-REPAIRS = 3  # repairs in a row after which a kernel is given up
+REPAIRS = 3  # repairs in a row after which a kernel is not repaired again
 BEYOND_REPAIR = (Outcome.PASSED, Outcome.DUPLICATE)
 UNLIMITED = Left()
 

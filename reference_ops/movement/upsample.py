@@ -13,7 +13,7 @@ LARGEST_FACTOR = 5
 
 
 def upsample_bilinear(x: torch.Tensor, oh: int, ow: int) -> torch.Tensor:
-    given = wide(x) if x.is_cpu else x  # on a GPU PyTorch computes in float32 anyway
+    given = wide(x) if x.is_cpu else x  # on a GPU PyTorch computes in float32 by default
     return functional.interpolate(given, (oh, ow), mode="bilinear", align_corners=False).to(x.dtype)
 
 
@@ -32,7 +32,7 @@ def upsample_nearest(x: torch.Tensor, factor: int) -> torch.Tensor:
 
 
 def upsample_nearest_backward(grad_out: torch.Tensor, factor: int) -> torch.Tensor:
-    given = wide(grad_out) if grad_out.is_cpu else grad_out  # on a GPU PyTorch sums in float32 anyway
+    given = wide(grad_out) if grad_out.is_cpu else grad_out  # on a GPU PyTorch sums in float32 by default
     batch, channels, oh, ow = grad_out.shape
     sizes = [oh, ow], [batch, channels, oh // factor, ow // factor]
     found: torch.Tensor = aten.upsample_nearest2d_backward(given, *sizes)

@@ -31,7 +31,7 @@ def cumprod_backward(grad_out: torch.Tensor, x: torch.Tensor, out: torch.Tensor)
     before_zeros = _from_the_end(gradient * products) / factors
     count = (factors == 0).cumsum(-1)
     first = (factors == 0) & (count == 1)
-    others = factors.masked_fill((count != 1) | first, 1).cumprod(-1)  # from behind the first zero up to the next
+    others = factors.masked_fill((count != 1) | first, 1).cumprod(-1)  # from after the first zero up to the next
     earlier = torch.cat((torch.ones_like(products[..., :1]), products[..., :-1]), -1)
     at_first = (gradient * others).masked_fill(count != 1, 0).sum(-1, keepdim=True) * earlier
     return torch.where(count == 0, before_zeros, torch.where(first, at_first, 0)).to(x.dtype)
@@ -112,7 +112,8 @@ def scan(
 ) -> Op:
     """Return the op of a scan.
 
-    `references` are the exact function and what a user calls, `arrays` are the names of the inputs and the output.
+    `references` are the exact function and the one that a user calls, `arrays` are the names of the inputs and the
+    output.
     """
     inputs, output = arrays
     backward = name.endswith("_backward")

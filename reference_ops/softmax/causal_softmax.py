@@ -62,7 +62,7 @@ forward = Op(
         scale=0.125,
     ),
     values=(*COMMON, "far_below"),  # "masked" would leave the first query no key
-    arranged=runs_of_minus_inf("x"),  # padding before or behind a prompt
+    arranged=runs_of_minus_inf("x"),  # padding before or after a prompt
     valid=lambda known: known["queries"] <= known["keys"],
     touched={"x": seen},
     flops=lambda dims: 5 * seen(dims),

@@ -35,7 +35,7 @@ def load_task(path: Path, name: str = "") -> Op | None:
 
 @functools.lru_cache(maxsize=512)
 def _loaded(path: Path, name: str, _changed: int) -> Op | None:
-    """Load a file only once per process and modification time, because workers ask for it with every kernel."""
+    """Load a file only once per process and modification time, because workers request it with every kernel."""
     load = _loader(path, name)
     if load is None:
         return None

@@ -63,7 +63,7 @@ def test_damaged_pages_cost_only_the_records_on_them(tmp_path: Path, many: bytes
         assert len(store.find(Evaluation)) == len(store.find(EvaluationSummary))
 
 
-def test_a_truncated_archive_keeps_what_was_written_before(tmp_path: Path, many: bytes) -> None:
+def test_a_truncated_archive_keeps_the_records_before_the_cut(tmp_path: Path, many: bytes) -> None:
     path = tmp_path / "a.db"
     path.write_bytes(many[: len(many) * 2 // 3])
     found = recover(path, tmp_path / "b.db")

@@ -1,7 +1,7 @@
 """Benchmark of a large archive: time and memory of commands, pages and rounds of a run.
 
 Run this file with Python. It fills an archive with 100,000 kernels and a million measurements through the store, unless
-the file exists already, and runs each command in a process of its own.
+the file exists already, and runs each command in a separate process.
 """
 
 import argparse
@@ -79,7 +79,7 @@ class Row:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--kernels", type=int, default=100_000)
-    options.add_argument("--measurements", type=int, default=1_000_000, help="kernels are judged again until so many")
+    options.add_argument("--measurements", type=int, default=1_000_000, help="judge kernels again up to this number")
     options.add_argument("--archive", type=Path, default=Path(".evolve/big.db"), help="created if it does not exist")
     options.add_argument("--rounds", type=int, default=ROUNDS)
     options.add_argument("--only", choices=("make", "commands", "pages", "rounds"), help="run only this part")
@@ -140,7 +140,7 @@ def records(kernels: int, measurements: int) -> Iterator[Record]:
 
 
 def _judged_again(passed: list[Evaluation], measurements: int, rng: random.Random) -> Iterator[Evaluation]:
-    """Yield later verdicts with so many measurements, as `evolve verify` gives them on this GPU and on another one."""
+    """Yield later verdicts with this number of measurements, as `evolve verify` makes them on two GPUs."""
     for index in itertools.count():
         if measurements <= 0:
             return

@@ -65,7 +65,7 @@ def main() -> None:
 
 @dataclass
 class Meter:
-    """CPU seconds spent in parts of the driver, and what was archived."""
+    """CPU seconds of parts of the driver, and the number of archived records."""
 
     propose: float = 0.0
     archive: float = 0.0
@@ -233,7 +233,7 @@ def simulated(workers: int, evals: int, proposer: str, folder: Path) -> str:
     began = time.process_time()
     events = campaign(searches, seeds, made, engine, store)
     for event in events:
-        if isinstance(event, Slice) and event.confirming:  # one card alone confirms champions
+        if isinstance(event, Slice) and event.confirming:  # only one card confirms champions
             break
     events.close()
     cpu = time.process_time() - began - engine.own

@@ -135,7 +135,7 @@ def test_answers_for_an_unknown_op_can_be_told_again_with_its_file(archive: Path
     assert output.count("added") == 1
 
 
-def test_a_batch_for_unknown_ops_alone_is_refused(archive: Path, capsys: Capture) -> None:
+def test_a_batch_only_for_unknown_ops_is_refused(archive: Path, capsys: Capture) -> None:
     code, _, errors = evolve(capsys, "tell", batch(kernel(1, op="unheard_of"), kernel(2, op="never_seen")))
     assert code == 2
     assert "line 1: the catalog has no op `unheard_of`" in errors

@@ -205,7 +205,7 @@ def test_a_workload_that_does_not_fit_is_named_and_others_are_measured(archive: 
     assert (second["fault"], second["pytorch_share_of_light"]) == (None, 0.5)
 
 
-def test_eager_alone_is_timed_after_torch_compile_has_lost_a_worker(archive: Path, capsys: Capture, on: Use) -> None:
+def test_only_eager_is_timed_after_torch_compile_has_lost_a_worker(archive: Path, capsys: Capture, on: Use) -> None:
     hung = TimingResult(None, "baseline took more than 300 s", tainted=True)
     engine = on(timing(lambda request: None if request.eager_alone else hung))
     code, _, errors = evolve(capsys, "ops", "--measure", TWICE)
@@ -215,7 +215,7 @@ def test_eager_alone_is_timed_after_torch_compile_has_lost_a_worker(archive: Pat
     assert [request.eager_alone for request in engine.timed] == [False, True, False, True]
 
 
-def test_after_two_lost_workers_the_other_workloads_are_timed_with_eager_alone(
+def test_after_two_lost_workers_the_other_workloads_are_timed_only_with_eager(
     archive: Path, capsys: Capture, on: Use
 ) -> None:
     hung = TimingResult(None, "baseline took more than 300 s", tainted=True)

@@ -1,4 +1,4 @@
-"""`run` and `evaluate` on the emulated device, in this process; runs that are stopped have processes of their own."""
+"""`run` and `evaluate` on the emulated device, in this process; runs that are stopped have separate processes."""
 
 import json
 import re
@@ -226,7 +226,7 @@ def test_pending_kernels_of_an_op_outside_the_catalog_are_named(capsys: Capture)
 
 
 @pytest.mark.usefixtures("folder", "shared_engine")
-def test_evaluate_takes_what_a_gpu_has_judged_only_if_its_op_is_named(capsys: Capture) -> None:
+def test_evaluate_includes_kernels_that_a_gpu_has_judged_only_if_their_op_is_named(capsys: Capture) -> None:
     made = shipped("gelu")[0]
     store = open_archive(ARCHIVE)
     store.append(Proposal("gelu", "seed", "tell", made, created=1.0), replace(passed(made.id, GPU, w=1.0), op="gelu"))

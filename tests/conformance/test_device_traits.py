@@ -37,7 +37,7 @@ def test_a_program_has_the_traits_of_its_machine_code(device: Device) -> None:
 
 
 @WITH_CUBIN
-def test_the_code_depends_only_on_what_runs(device: Device) -> None:
+def test_the_hash_of_the_code_depends_only_on_the_running_code(device: Device) -> None:
     assert traits(device, COPY).code == traits(device, f"// as before\n{COPY}").code
     assert traits(device, COPY).code != traits(device, COPY, block="[32]").code
     assert traits(device, COPY).code != traits(device, COPY.replace("4*", "2*")).code

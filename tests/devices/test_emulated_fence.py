@@ -40,7 +40,7 @@ def test_the_last_bytes_in_front_of_a_fence_can_be_read(nbytes: int, statuses: d
 
 
 @pytest.mark.parametrize("nbytes", SIZES)
-def test_a_read_behind_a_fence_faults(nbytes: int, statuses: dict[tuple[int, int], int]) -> None:
+def test_a_read_beyond_a_fence_faults(nbytes: int, statuses: dict[tuple[int, int], int]) -> None:
     assert statuses[nbytes, 17] < 0
 
 

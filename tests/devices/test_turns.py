@@ -15,7 +15,7 @@ SECONDS = 10.0  # seconds after which a thread that should not wait counts as st
 
 
 class Watched:
-    """A worker's turns, with what they have reported."""
+    """A worker's turns, with their reports."""
 
     def __init__(self, folder: Path) -> None:
         self.waits, self.settled = threading.Event(), 0
@@ -96,7 +96,7 @@ def test_a_device_that_has_failed_does_not_keep_the_turn(tmp_path: Path, other: 
 
 
 @pytest.mark.parametrize("phase", turns.ELSEWHERE)
-def test_work_without_the_device_leaves_it_to_others(some: Watched, other: Watched, phase: str) -> None:
+def test_a_phase_that_does_not_need_the_device_releases_it(some: Watched, other: Watched, phase: str) -> None:
     some.turns.take("check")
     some.turns.take(phase)
     other.turns.take("time")
@@ -181,7 +181,7 @@ def test_all_runs_on_a_machine_use_the_same_files_for_a_card(tmp_path: Path, mon
     assert not waiting.is_alive()
 
 
-def test_a_card_whose_files_cannot_be_used_gets_turns_of_this_run_alone(
+def test_a_card_whose_files_cannot_be_used_gets_turns_of_this_run_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns, "EVERYWHERE", tmp_path)

@@ -58,7 +58,7 @@ def test_every_card_evaluates(two: LocalEngine, op: str) -> None:
 
 
 @pytest.mark.exhaustive
-def test_champions_are_confirmed_on_the_first_card_alone(two: LocalEngine, op: str) -> None:
+def test_champions_are_confirmed_only_on_the_first_card(two: LocalEngine, op: str) -> None:
     assert used(two, jobs(op, 3, confirm=True)) == {"on card 1"}
 
 

@@ -1,4 +1,4 @@
-"""Profiles taken by real workers, whose emulated device gets a profiler that does what a kernel's note says.
+"""Profiles taken by real workers, whose emulated device gets a profiler that acts as a kernel's note says.
 
 A `sitecustomize.py`, which Python imports at every start, installs that profiler.
 """

@@ -1,4 +1,4 @@
-"""The Ray engine on clusters of this machine: actors and nodes that are lost, and errors in words."""
+"""The Ray engine on clusters of this machine: actors and nodes that are lost, and explained errors."""
 
 import importlib
 import random

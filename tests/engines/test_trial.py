@@ -35,7 +35,9 @@ def program(folder: Path, text: str, inputs: str = INPUTS) -> str:
 
 
 @pytest.mark.parametrize("text", FAULTS)
-def test_the_error_says_what_a_file_does_and_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_the_error_names_the_action_of_a_file_and_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
     if "is not loaded" in FAULTS[text]:
         monkeypatch.setenv(trial.LIMIT_VARIABLE, "0.5")
     with pytest.raises(UserError, match=FAULTS[text]) as error:

@@ -265,7 +265,7 @@ def test_a_small_probability_that_is_lost_is_found_only_if_its_relative_error_co
     assert "its logarithm must be right" in fault(lost, expected.float(), expected, Tolerance(relative=True))
 
 
-def test_a_relative_error_is_allowed_as_far_as_pytorch_has_it() -> None:
+def test_a_relative_error_is_allowed_up_to_that_of_pytorch() -> None:
     expected = torch.tensor([0.9, 0.1, 1e-12], dtype=torch.float64)
     pytorch = torch.tensor([0.9, 0.1, 1.05e-12])
     assert not fault(torch.tensor([0.9, 0.1, 0.9e-12]), pytorch, expected, Tolerance(relative=True))

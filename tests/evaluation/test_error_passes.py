@@ -95,7 +95,7 @@ def test_no_fault_passes(passes: tuple[str, ErrorPasses], dtype: torch.dtype) ->
         assert clearly_right(found, Tolerance(2.0, relative=True), NO_SUMS, own) is None, name
 
 
-def test_rows_of_one_group_are_compared_alone(passes: tuple[str, ErrorPasses]) -> None:
+def test_rows_of_one_group_are_compared_separately(passes: tuple[str, ErrorPasses]) -> None:
     device, own = passes
     even = results(torch.bfloat16, device)
     wide = tuple(values.repeat_interleave(2, 0) for values in even)

@@ -106,7 +106,7 @@ def test_an_emulated_device_has_no_cached_times_and_no_speed_of_light(timed: Mak
     assert made.evaluator.cache.find(OP, OP.emulated[0], CPU) is None
 
 
-def test_a_time_of_eager_alone_is_not_a_baseline_for_evaluations(timed: Make) -> None:
+def test_a_time_of_only_eager_is_not_a_baseline_for_evaluations(timed: Make) -> None:
     made = timed()
     found = made.time_pytorch(eager_alone=True).standard
     assert found

@@ -36,7 +36,7 @@ def test_a_sum_of_larger_terms_moves_farther() -> None:
     assert moved[torch.arange(ROWS) != 7].median() == pytest.approx(UNIT * COLS**0.5, rel=0.3)
 
 
-def test_a_sum_that_one_thread_may_compute_moves_as_far_as_its_partial_sums() -> None:
+def test_a_sum_that_one_thread_may_compute_changes_as_much_as_its_partial_sums() -> None:
     known = summing()
     in_turn = replace(known, op=replace(known.op, tolerance=Tolerance(in_turn="cols")))
     assert float((in_turn.perturbed[0] / known.perturbed[0]).median()) == pytest.approx((COLS / 12) ** 0.5)
@@ -250,11 +250,11 @@ def judged_with_nan_for_infinities(**outputs: str) -> str:
     return known.fault(len(results) - 1, torch.where(means.isinf(), torch.nan, means))
 
 
-def test_the_mean_of_a_row_with_an_infinity_may_be_nan_where_the_row_is_nan_anyway() -> None:
+def test_the_mean_of_a_row_with_an_infinity_may_be_nan_where_the_row_is_nan() -> None:
     assert judged_with_nan_for_infinities(centred="rows cols", mean="rows") == ""
 
 
-def test_a_mean_alone_that_is_infinite_may_not_be_nan() -> None:
+def test_a_single_output_that_is_infinite_may_not_be_nan() -> None:
     assert "not finite where they should be" in judged_with_nan_for_infinities(mean="rows")
 
 

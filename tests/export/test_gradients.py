@@ -134,7 +134,7 @@ CALLED: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
 
 
 @pytest.mark.parametrize("name", CALLED)
-def test_a_first_call_in_a_checkpoint_saves_what_the_second_one_does(name: str, tmp_path: Path) -> None:
+def test_a_first_call_in_a_checkpoint_saves_the_same_as_the_second(name: str, tmp_path: Path) -> None:
     """A checkpoint compares the number of saved tensors and their shapes."""
     form = next(form for form in forms() if form.name == name)
     backward = [one for op in form.ops for one in catalog.load(op).backward]

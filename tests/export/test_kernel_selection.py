@@ -64,7 +64,7 @@ def choose(kernels: dict[Kernel, list[Measured]], asked: Question, pytorch_wins:
 
 
 def entry_tested_to(cols: int, elements: int, device: str = "NVIDIA H200") -> ExportedEntry:
-    """Return an entry whose only kernel was tested up to so many columns and elements of a tensor."""
+    """Return an entry whose only kernel was tested up to these numbers of columns and elements."""
     tested = manifest.Tested(device, 1, None, None, (), (), Envelope((("rows", 2048), ("cols", cols)), elements))
     shipped = Shipped(SHORT.id, "", "", "", "", (), (measured(256, 20.0),), (tested,))
     return ExportedEntry("", (), (), {}, (shipped,), ())
@@ -177,7 +177,7 @@ def test_a_kernel_that_had_no_duel_runs_in_eager_code_where_it_is_clearly_faster
     assert (found.beats_pytorch(compiled=False), found.beats_pytorch(compiled=True)) == (wins, False)
 
 
-def test_a_kernel_as_fast_as_the_compiler_runs_in_eager_code_alone() -> None:
+def test_a_kernel_as_fast_as_the_compiler_runs_only_in_eager_code() -> None:
     even = replace(measured(256, 60.0), duel=Duel("w", "compile", 1.0, 0.99, 1.01, 0.01))
     assert choose({SHORT: [even]}, question(256)).shipped.id == SHORT.id
     with pytest.raises(NoKernelError, match=r"torch.compile was the fastest"):

@@ -53,7 +53,7 @@ class FakeDriver:
     modules: int = 0  # how many were loaded
     shared: list[int] = field(default_factory=list)  # what kernels were allowed, in order
     modes: list[int] = field(default_factory=lambda: [0])  # of capture, in order
-    encoded: list[tuple[Any, ...]] = field(default_factory=list)  # tensor maps, as they were asked for
+    encoded: list[tuple[Any, ...]] = field(default_factory=list)  # tensor maps, as they were requested
 
     def cuModuleLoadData(self, _module: Any, _image: bytes) -> int:  # noqa: N802
         self.modules += 1
@@ -354,7 +354,7 @@ def test_a_kernel_keeps_the_largest_requested_shared_memory(fake: FakeDriver) ->
     assert fake.shared == [60_000, 100_000]
 
 
-def test_modules_are_loaded_whatever_is_captured_elsewhere(fake: FakeDriver) -> None:
+def test_modules_are_loaded_during_captures_of_other_threads(fake: FakeDriver) -> None:
     with driver.despite_captures():
         assert fake.modes[-1] == driver.RELAXED
     assert fake.modes == [0, driver.RELAXED, 0]

@@ -138,7 +138,7 @@ def test_options_name_ops_of_the_package(package: ModuleType) -> None:
         pass
 
 
-def test_the_package_needs_nothing_but_torch(folder: Path) -> None:
+def test_the_package_needs_only_torch(folder: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
         [sys.executable, "-c", ALONE], cwd=folder, env=environment, capture_output=True, text=True, check=False

@@ -191,7 +191,7 @@ def test_the_report_says_where_each_kernel_wins(tmp_path: Path) -> None:
     assert (win.workload, win.device, win.speedup) == (FIRST, "NVIDIA H200", 5.0)
 
 
-def test_nothing_to_export_leaves_no_folder_behind(tmp_path: Path) -> None:
+def test_nothing_to_export_creates_no_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         export(archive_of(tmp_path), ops("softmax"), tmp_path / "out")
     assert "evolve run softmax" in error.value.hint
@@ -204,7 +204,7 @@ def test_an_export_replaces_an_earlier_one(tmp_path: Path) -> None:
     assert not (tmp_path / "out/primitives/ops/gelu.py").exists()
 
 
-def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/pyproject.toml").write_text("mine")
     with pytest.raises(UserError, match="is not empty"):

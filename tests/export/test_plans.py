@@ -111,7 +111,7 @@ def test_a_nested_tensor_beside_a_plain_one_gets_pytorchs_error(tmp_path: Path) 
         found.function(plain, torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)]))
 
 
-def test_a_tensor_that_escaped_from_a_transform_goes_to_pytorch(tmp_path: Path) -> None:
+def test_a_tensor_that_escaped_from_a_transform_is_left_to_pytorch(tmp_path: Path) -> None:
     found = tried(tmp_path, "relu")
     found.planned(X)
     escaped = []

@@ -113,7 +113,7 @@ def test_a_layer_of_several_ones_refuses_the_same_arguments_as_pytorch(tmp_path:
 
 @pytest.mark.parametrize("groups", [1, True])
 def test_a_convolution_refuses_the_same_arguments_as_pytorch(tmp_path: Path, groups: int) -> None:
-    """A bias of integers, where the channels lie last in memory, and a flag in place of a number."""
+    """A bias of integers, with channels last in memory, and a flag in place of a number."""
     x, weight = (torch.randn(2, 3, 5, 5).to(memory_format=torch.channels_last) for _ in range(2))
     bias = None if groups is True else torch.ones(2, dtype=torch.int64)
     with pytest.raises((RuntimeError, TypeError)):
@@ -175,7 +175,7 @@ def test_two_dilations_of_one_shape_are_two_decisions(tmp_path: Path) -> None:
         assert bool(op.explain((x, weight), parameters).kernel) == (dilation == 1)  # the only one that was measured
 
 
-def test_a_combination_that_no_kernel_was_tested_with_goes_to_pytorch(
+def test_a_combination_that_no_kernel_was_tested_with_is_left_to_pytorch(
     adamw: tuple[Primitive, EmulatedMachine],
 ) -> None:
     op, _ = adamw

@@ -65,7 +65,7 @@ def served(path: Path) -> tuple[subprocess.Popen[str], str]:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """End a server as Ctrl-C does; return its exit code and what it printed since it began to listen."""
+    """End a server as Ctrl-C does; return its exit code and its output since it began to listen."""
     process.send_signal(signal.SIGINT)
     printed, _ = process.communicate(timeout=30)
     return process.returncode, printed

@@ -52,7 +52,7 @@ def architectures(one: InstructionFamily) -> list[str]:
 
 
 @each({one.name: one for one in INSTRUCTIONS})
-def test_an_example_compiles_as_it_stands_on_every_architecture_it_is_shown_for(one: InstructionFamily) -> None:
+def test_an_example_compiles_unchanged_on_every_architecture_it_is_shown_for(one: InstructionFamily) -> None:
     pytest.importorskip("cupy")
     from evolve.devices.cuda.compiler import compile_cubin
 
@@ -76,7 +76,7 @@ def test_instructions_are_shown_where_the_gpu_has_them_and_the_op_has_a_use(arch
         assert (f"- {one.name}: " in said) == (one.on(arch) and (one.use == "product") == products), one.name
 
 
-def test_wgmma_is_for_hopper_alone() -> None:
+def test_wgmma_is_only_for_hopper() -> None:
     assert "wgmma" in instructions_section("sm_90a", products=True, streams=False)
     assert "wgmma" not in instructions_section("sm_100a", products=True, streams=True)
 

@@ -34,7 +34,7 @@ def test_narrow_loads_and_stores_are_reported() -> None:
     assert said_of(traits(load_bytes=4)).startswith("Loads and stores in global memory are 4 bytes wide at most: ")
 
 
-def test_narrow_stores_alone_are_reported() -> None:
+def test_narrow_stores_without_narrow_loads_are_reported() -> None:
     assert said_of(replace(WIDE, store_bytes=8)).startswith("Stores in global memory are 8 bytes wide at most: ")
 
 

@@ -47,7 +47,7 @@ def run(store: SqliteStore, engine: FakeEngine) -> Ended:
             return Ended(stopped.value)
 
 
-def test_the_loop_evaluates_what_the_proposer_proposes_and_ends_when_nothing_is_left(store: SqliteStore) -> None:
+def test_the_loop_evaluates_the_proposals_and_ends_when_nothing_is_left(store: SqliteStore) -> None:
     engine = FakeEngine(by_threads)
     assert run(store, engine) is Ended.NOTHING
     proposed = [proposal for proposal in store.find(Proposal) if proposal.proposer == "random"]

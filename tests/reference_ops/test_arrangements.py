@@ -129,7 +129,7 @@ def test_a_finite_extreme_remains_finite_after_an_op_has_drawn_its_inputs(name: 
 
 
 def test_there_is_a_draw_for_every_extreme() -> None:
-    assert EXTREME_DRAWS.keys() == set(EXTREMES) - {SAVED_NAN, SAVED_INFINITE}  # of some inputs alone
+    assert EXTREME_DRAWS.keys() == set(EXTREMES) - {SAVED_NAN, SAVED_INFINITE}  # only of some inputs
 
 
 def drawn(op: Op, values: str, workload: Workload | None = None) -> dict[str, torch.Tensor]:
@@ -234,7 +234,7 @@ def test_nan_is_put_only_into_the_weights() -> None:
     assert nan_at("layer_norm", NAN_IN_WEIGHTS) == {"weight", "bias"}
 
 
-def test_a_backward_op_meets_nan_in_its_gradients_and_in_what_the_forward_saved_one_at_a_time() -> None:
+def test_a_backward_op_meets_nan_in_one_gradient_or_saved_tensor_at_a_time() -> None:
     assert nan_at("gelu_backward", NAN) == {"grad_out"}
     assert nan_at("gelu_backward", SAVED_NAN) == {"x"}
 
@@ -338,7 +338,7 @@ def test_an_op_may_exempt_nan_altogether() -> None:
     assert not catalog.load("softmax").counted_nan  # an op that defines NaN everywhere
 
 
-def test_an_input_is_scaled_alone() -> None:
+def test_a_single_input_is_scaled() -> None:
     mse = catalog.load("mse_backward")
     usual, faint = drawn(mse, NORMAL), drawn(mse, "grad_loss_scaled")
     assert float(faint["grad_loss"]) == pytest.approx(-1e-8 * float(usual["grad_loss"]))

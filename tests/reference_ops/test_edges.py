@@ -98,7 +98,7 @@ def test_an_ignored_class_is_drawn_beyond_those_below_zero() -> None:
     assert 1 < known(ignored)["ignore_index"] < known(ignored)["vocab"]
 
 
-def test_parameters_are_not_drawn_beyond_what_the_kernel_takes() -> None:
+def test_parameters_are_not_drawn_beyond_the_range_of_the_kernel() -> None:
     def takes(workload: Workload) -> bool:
         return known(workload)["kernel"] <= 8
 

@@ -55,7 +55,7 @@ def test_the_latest_times_of_the_device_count() -> None:
     assert found.mean == pytest.approx(0.5)
 
 
-def test_times_of_pytorch_alone_take_precedence_over_times_measured_with_a_kernel() -> None:
+def test_times_of_only_pytorch_take_precedence_over_times_measured_with_a_kernel() -> None:
     timed, other = summary(BESIDE).workloads
     assert timed.standard
     assert (timed.standard.best_us, timed.alone, other.standard) == (40.25, False, None)

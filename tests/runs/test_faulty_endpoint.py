@@ -124,7 +124,7 @@ def test_the_tokens_spent_are_those_that_the_servers_reported(long_run: Finished
     assert all(cost.tokens for cost in estimated)
 
 
-def test_the_dollars_spent_are_what_the_answers_cost(long_run: Finished) -> None:
+def test_the_dollars_spent_are_the_costs_of_the_answers(long_run: Finished) -> None:
     by_prompt = {proposal.cost.prompt_tokens: proposal.cost for proposal in long_run.proposals}
     for body in long_run.delivered():
         if usage := body.get("usage"):

@@ -148,7 +148,7 @@ def test_a_repair_that_failed_is_repaired_in_turn(store: SqliteStore) -> None:
     assert [failure.kernel.id for failure in request(store, 4, seed=1).failures] == [last]
 
 
-def test_a_kernel_is_given_up_after_several_failed_repairs(store: SqliteStore) -> None:
+def test_a_kernel_is_not_repaired_again_after_several_failed_repairs(store: SqliteStore) -> None:
     chain_of_repairs(store, REPAIRS)
     assert request(store, 4, seed=1).failures == ()
 
@@ -287,7 +287,7 @@ def test_a_view_updated_step_by_step_equals_a_new_one(store: SqliteStore) -> Non
         assert selection.request(seen, OP, 4, seed=1) == selection.request(view(store), OP, 4, seed=1)
 
 
-def test_a_request_has_pytorchs_latest_times_from_evaluations_or_measured_alone(store: SqliteStore) -> None:
+def test_a_request_has_pytorchs_latest_times_from_evaluations_or_without_a_kernel(store: SqliteStore) -> None:
     key = OP.gpu[0].key
     store.append(Standard("twice", key, GPU, 80.0, compile_us=60.0, created=1.0))
     asked = selection.request(view(store, device=GPU), OP, 1, seed=1)

@@ -18,7 +18,7 @@ from evolve.evaluation.requests import TimingRequest, TimingResult
 def verdict(
     job: Job, *measurements: Measurement, outcome: Outcome = Outcome.PASSED, log: str = "", device: DeviceInfo = CPU
 ) -> Evaluation:
-    """Return an evaluation of a job, with a confirmation if the job asks for one and passes."""
+    """Return an evaluation of a job, with a confirmation if the job requests one and passes."""
     confirmed = Confirmed((), ()) if job.confirm and outcome is Outcome.PASSED else None
     return Evaluation(
         job.kernel.id, job.kernel.op, device, outcome, log, measurements, created=time.time(), confirmed=confirmed

@@ -45,7 +45,7 @@ class LocalCluster:
         self._cluster.remove_node(self.nodes.pop(rng.randrange(len(self.nodes))), allow_graceful=False)
 
     def processes(self) -> set[int]:
-        """Return all processes of the nodes, with what they have started."""
+        """Return all processes of the nodes and their descendants."""
         found = {process.process.pid for node in self.nodes for each in node.all_processes.values() for process in each}
         return found.union(*map(descendants, found))
 

@@ -106,7 +106,7 @@ def compiler_for(info: "DeviceInfo", cubins: Path) -> "Callable[[Bound], Compile
 
 
 def supports(_kernel: "Kernel") -> bool:
-    return True  # only compiling shows what it needs
+    return True  # only compiling shows its requirements
 
 
 def preload() -> None:

@@ -38,7 +38,7 @@ SHARED_IN_LOG = re.compile(r"(\d+) bytes smem")
 # Special registers that tell one call from another: clocks, counters, the number of a launch, where it runs, and
 # whether it runs in a CUDA graph.
 TELLING = re.compile(rb"%(?:(?:clock|globaltimer|gridid|pm\d)\w*|(?:current_graph_exec|smid|warpid)\b)")
-# Registers of the driver and of the system's shared memory: <cooperative_groups.h> alone needs them.
+# Registers of the driver and of the system's shared memory: only <cooperative_groups.h> needs them.
 OF_THE_DRIVER = re.compile(rb"\.loc\s+(?P<file>\d+)|(?P<name>%(?:envreg\d|reserved_smem_offset)\w*)")
 OWN_FILE = re.compile(rb'(?m)^\s*\.file\s+(\d+)\s+"(?:[^"]*/)?kernel\.cu"')
 
@@ -124,7 +124,7 @@ def _found_or_compiled(source: str, arch: str, cache: Path | None) -> "_Output":
 
 
 def _read(file: Path) -> "_Output | None":
-    """Return what a process that compiles ahead has left in this file, if there is one."""
+    """Return the result that a process that compiles ahead has left in this file, if there is one."""
     try:
         texts, _, image = file.read_bytes().partition(b"\n")
     except OSError:

@@ -111,7 +111,7 @@ def traits_of(bound: Bound, image: bytes, resources: Sequence[Resources], arch: 
 
 
 def _described(bound: Bound, digests: Mapping[str, str], used: Mapping[str, Resources]) -> list[object]:
-    """Return everything that determines what runs, without names that the kernel has chosen."""
+    """Return everything that determines the running code, without names that the kernel has chosen."""
     scratch = {workspace.name: index for index, workspace in enumerate(bound.workspace)}
     return [
         [[workspace.nbytes, workspace.zero] for workspace in bound.workspace],

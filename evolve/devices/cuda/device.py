@@ -270,7 +270,7 @@ def conditions(pci_bus_id: str) -> Conditions | None:
 
 
 def throttled(reasons: int) -> str:
-    """Return the driver's throttle reasons in words, separated by commas."""
+    """Return the names of the driver's throttle reasons, separated by commas."""
     return ", ".join(word for bit, word in THROTTLES.items() if reasons & bit)
 
 

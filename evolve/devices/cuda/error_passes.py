@@ -135,7 +135,7 @@ class CudaErrorPasses:
         return [*(math.sqrt(square) if square >= 0 else math.nan for square in squares), largest]
 
     def worst(self, results: Results, rounding: float, allowances: Sequence[Allowance]) -> list[float]:
-        """Return, for each of at most two allowances, the largest error relative to what is allowed."""
+        """Return, for each of at most two allowances, the largest error relative to the allowed one."""
         found = torch.zeros(MOST_ALLOWANCES, dtype=torch.float64, device=results[0].device)
         both = [_Allowance(one.constant, one.of_result, one.of_excess) for one in (*allowances, *allowances)]
         self._launch(self._ratios, results, (ctypes.c_double(rounding), *both[:MOST_ALLOWANCES]), found)

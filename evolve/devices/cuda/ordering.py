@@ -1,7 +1,7 @@
 """Order among the blocks of a launch, read from its PTX.
 
 This finds counters and flags without a fence before them, loops that wait for blocks that need not run yet, and
-read-only loads of what the same launch writes.
+read-only loads of memory that the same launch writes.
 """
 
 import re
@@ -35,7 +35,7 @@ ALL_AT_ONCE = (
 
 
 def check(bound: Bound, ptx: str) -> tuple[str, ...]:
-    """Raise for a launch whose blocks depend on an order that nothing ensures; return warnings of what may be wrong."""
+    """Raise for a launch whose blocks depend on an order that nothing ensures; return warnings of possible faults."""
     shares = any(word in ptx for word in SHARES) or REDUCES.search(ptx) is not None
     warnings: list[str] = []
     for launch in bound.launches:
@@ -102,7 +102,7 @@ class View:
 
     @cached_property
     def working(self) -> frozenset[int]:
-        """The instructions that show that a loop does more than wait: calls, writes, loads of what is never written."""
+        """The instructions that show that a loop does more than wait: calls, writes, loads of unchanged memory."""
         shared = frozenset[str]().union(*(self.buffers[index] for index in self.writes))
         alone = (index for index in self.loads if not self.buffers[index] & shared)
         code = enumerate(self.entry.code)
@@ -140,7 +140,7 @@ class View:
 
 @dataclass(frozen=True)
 class Poll:
-    """A read in a loop that ends only when other threads have changed what it reads."""
+    """A read in a loop that ends only when other threads have changed the value."""
 
     read: int
     body: frozenset[int]
@@ -164,7 +164,7 @@ def _held_before(bound: Bound, launch: BoundLaunch) -> frozenset[str]:
 
 
 def _read_only(view: View, held_before: frozenset[str]) -> Iterator[Fault]:
-    """Yield read-only loads of what the same launch writes. The cache that serves such loads is never updated.
+    """Yield read-only loads of memory that the same launch writes. The cache that serves such loads is never updated.
 
     The compiler may move them in front of the writes.
     """
@@ -315,7 +315,7 @@ def _same_each_time(entry: Entry, operand: str, body: frozenset[int], depth: int
 
 
 def _waiting(view: View, poll: Poll) -> Fault | None:
-    """Return what is wrong with waiting for other blocks, unless those must have begun before this one."""
+    """Return the fault of waiting for other blocks, unless those must have begun before this one."""
     entry, read = view.entry, view.entry.code[poll.read]
     if poll.locks or _tickets(entry, read.address, poll):
         return None
@@ -333,7 +333,7 @@ def _waiting(view: View, poll: Poll) -> Fault | None:
 
 
 def _tickets(entry: Entry, operands: tuple[str, ...], poll: Poll) -> list[int]:
-    """Return the atomics that hand out numbers from which these operands are computed."""
+    """Return the atomics that assign numbers from which these operands are computed."""
     read = [origin.by for origin in entry.of(operands) if isinstance(origin, Read) and origin.by not in poll.body]
     return [i for i in read if entry.code[i].kind == "atom" and _operator(entry.code[i]) in TICKETS]
 
@@ -363,7 +363,7 @@ def _flag_without_fence(view: View, poll: Poll) -> Iterator[Fault]:
 
 
 def _shown(view: View, write: int, flag: int, load: int) -> bool:
-    """Return whether a load may read what was written before the flag. In one buffer, floats are not flags."""
+    """Return whether a load may read memory that was written before the flag. In one buffer, floats are not flags."""
     shown = view.buffers[write] & view.buffers[load]
     floats = [FLOAT.search(view.entry.code[index].operation) is not None for index in (write, load, flag)]
     return bool(shown - view.buffers[flag]) or (bool(shown) and floats == [True, True, False])

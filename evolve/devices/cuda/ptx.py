@@ -1,4 +1,4 @@
-"""PTX read as text: the instructions of an entry, their possible successors, and what each value is computed from."""
+"""PTX read as text: the instructions of an entry, their possible successors, and the origins of each value."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -150,7 +150,7 @@ class Entry:
 
     @cached_property
     def origins(self) -> "Origins":
-        """What each register, and each variable as `[name]`, is computed from."""
+        """The origins of each register, and of each variable as `[name]`."""
         found = Origins({}, {})
         changed = True
         while changed:
@@ -180,7 +180,7 @@ class Entry:
         return found
 
     def of(self, operands: Iterable[str]) -> frozenset[Origin]:
-        """Return what these operands are computed from."""
+        """Return the origins of these operands."""
         return self.origins.named(self.origins.of(operands))
 
     def derives(self, operands: Iterable[str], origin: Origin) -> bool:
@@ -312,7 +312,7 @@ def _entry(head: re.Match[str], text: str, own_files: set[str]) -> Entry:
             depth += 1 if match["brace"] == "{" else -1
         elif not match["statement"].startswith("."):
             code.append(_instruction(match["statement"], line))
-    code.append(Instruction("ret", "", (), (), (), line))  # labels may stand at the end
+    code.append(Instruction("ret", "", (), (), (), line))  # labels may be at the end
     return Entry(head[1], tuple(code), labels, "cluster" in head[0])
 
 

@@ -78,7 +78,7 @@ def measured(facts: DeviceInfo) -> DeviceInfo:
 
 
 def kept(facts: DeviceInfo, known: DeviceInfo) -> DeviceInfo:
-    """Return the device with what another process has measured on it."""
+    """Return the device with the rates that another process has measured on it."""
     return replace(
         facts,
         copy_gb_s=known.copy_gb_s,
@@ -129,7 +129,7 @@ def l2_gb_s(facts: DeviceInfo) -> float:
 
 
 def launch_us(facts: DeviceInfo) -> float:
-    """Measure what a launch of one idle block per multiprocessor adds to a stream that always has work."""
+    """Measure the time that a launch of one idle block per multiprocessor adds to a stream that always has work."""
     nothing = memory.function(SOURCE, "nothing", facts.arch)
 
     def launches(count: int) -> None:

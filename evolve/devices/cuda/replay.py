@@ -243,7 +243,10 @@ def main() -> None:
 
 
 def run(packed_run: PackedRun, turns: str = "") -> None:
-    """Run the launches. Every buffer is an allocation of its own, so that the tool notices accesses just outside it."""
+    """Run the launches.
+
+    Every buffer is a separate allocation, so that the tool notices accesses directly outside it.
+    """
     from cupy.cuda import runtime
 
     from evolve.devices.cuda.program import loaded, prepared

@@ -83,7 +83,7 @@ struct alignas(64) CUtensorMap_st {
 };
 typedef struct CUtensorMap_st CUtensorMap;
 """
-# Kernels include these out of habit; the prelude or NVRTC itself provides what they declare.
+# Kernels include these out of habit; the prelude or NVRTC itself provides their declarations.
 EMPTY_HEADERS = (
     "math.h", "cmath", "stdint.h", "cstdint", "float.h", "cfloat", "limits.h", "climits", "limits", "stddef.h",
     "cstddef", "stdio.h", "cstdio", "assert.h", "cassert", "cuda.h", "cuda_runtime.h", "cuda_runtime_api.h",
@@ -159,7 +159,7 @@ def _misfit(value: Value, size: int, unsigned: bool) -> str:
 
 
 def _given(value: Value) -> tuple[str, tuple[int, ...]]:
-    """Return what an argument is, and how many bytes it may have."""
+    """Return the kind of an argument, and the number of bytes that it may have."""
     match value:
         case Pointer(name=name):
             return f"the pointer `{name}`", (POINTER_BYTES,)

@@ -37,7 +37,7 @@ TILE_MAP, MOST_DIMS, MAP_ALIGNMENT, MAP_MARK = struct.Struct("<Q3I5I5Q40xQ"), 5,
 
 
 def fenced(nbytes: int) -> torch.Tensor | None:
-    """Return at least so many bytes, directly before memory that cannot be accessed.
+    """Return at least this many bytes, directly before memory that cannot be accessed.
 
     None where the system cannot forbid access.
     """

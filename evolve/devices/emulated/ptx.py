@@ -125,7 +125,7 @@ def _calls(source: str, text: str) -> str | None:
     if LITERAL.sub("", template).strip():
         return None
     values: list[str] = []
-    for part in parts[:2]:  # outputs and inputs; what is clobbered does not matter here
+    for part in parts[:2]:  # outputs and inputs; the list of clobbers does not matter here
         pieces = _split(part, _without_literals(part), ",") if part.strip() else []
         found = [OPERAND.fullmatch(piece) for piece in pieces]
         if not all(found):

@@ -1,4 +1,4 @@
-"""The cache on disk: compiled kernels and what was measured here.
+"""The cache on disk: compiled kernels and measurements of this machine.
 
 It may be used by many processes at once. An entry begins with a digest of its name and content, and is written in one
 step. A damaged entry, or one of another name, is made again. It can be deleted at any time.

@@ -22,7 +22,7 @@ class NoKernelError(Exception):
 
 
 class MissingError(NoKernelError):
-    """This machine lacks what every kernel needs, such as a driver."""
+    """This machine lacks a requirement of every kernel, such as a driver."""
 
 
 def obstacle(
@@ -35,7 +35,7 @@ def obstacle(
 def _state() -> str:
     if torch._C._get_tracing_state() is not None:  # noqa: SLF001 - the public way takes a microsecond
         return "the call is being traced"
-    # These modes pass tensors without memory of their own, or ignore what a kernel computes.
+    # These modes pass tensors without memory of their own, or ignore the results of a kernel.
     if torch._C._len_torch_dispatch_stack():  # noqa: SLF001 - there is no public way to ask
         return "a dispatch mode is active"
     if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001 - there is no public way to ask

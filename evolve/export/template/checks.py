@@ -41,7 +41,7 @@ MOST_ELEMENTS = 1 << 24  # of a tensor at a measured size
 OPAQUE = "opaque op"
 STEP = 1e-2  # of differences in float32
 MOST_WORKLOADS = 3  # of each kind
-MADE_TIMES = 3  # each call that asks for gradients
+MADE_TIMES = 3  # each call that requires gradients
 # beginnings of PyTorch's errors about dtypes or strides
 LACKING = re.compile("not implemented for|view size is not compatible")
 NO_KERNEL = "it has no kernel"

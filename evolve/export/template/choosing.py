@@ -13,7 +13,7 @@ from evolve.export.template.options import Options
 from reference_ops.op import Number, Workload
 
 Row = tuple[Shipped | None, Measured]
-# Parameters that count calls. No size depends on them, so they may exceed what was tested.
+# Parameters that count calls. No size depends on them, so they may exceed the tested values.
 COUNTERS = ("step",)
 
 

@@ -39,7 +39,7 @@ from evolve.op_on_device import point
 from reference_ops.op import Number, Op, Workload
 from reference_ops.precision import TORCH_DTYPES
 
-# Where a call is made: this decides what a kernel must beat. While a graph is captured, nothing can be timed.
+# Where a call is made: this decides which time a kernel must beat. While a graph is captured, nothing can be timed.
 EAGER, COMPILED, CAPTURED = "eager", "compiled", "captured"
 FOR_BACKWARD = "for the backward"  # in a graph that takes an op for the sake of its backward's kernel
 SHORT_US = 60.0  # above this, no launch takes longer than its kernel
@@ -61,9 +61,7 @@ class Decision:
     inputs: tuple[Shape, ...] = ()  # shapes in which the kernel reads the inputs
     outputs: tuple[Shape, ...] | None = None  # shapes in which the caller gets the outputs, if they differ
     saves_us: float = 0.0  # time that the kernel saved at the nearest measured size
-    is_slow_to_launch: bool = (
-        False  # for this reason alone PyTorch runs; a captured graph does not count the host's time
-    )
+    is_slow_to_launch: bool = False  # the only reason why PyTorch runs; a captured graph does not count the host's time
 
 
 @dataclass(frozen=True)
@@ -273,7 +271,7 @@ class Decider:
     def _known_call(
         self, ready: Launchable, workload: Workload, views: Tensors, shapes: Sequence[Shape]
     ) -> Callable[[], object]:
-        """Return a function that launches the kernel in the way of repeated calls."""
+        """Return a function that launches the kernel as repeated calls do."""
         parameters = dict(workload.parameters)
         sources = sources_of(tuple(starmap(Reading, zip(views, shapes, strict=True))), views)
         if sources is None:
@@ -303,7 +301,7 @@ class Decider:
 
     @cached_property
     def fixed(self) -> tuple[str, ...]:
-        """The parameters that are not free for some kernel. A decision depends on these alone."""
+        """The parameters that are not free for some kernel. A decision depends only on these."""
         return tuple(name for name in self.op.parameters if not all(name in free for free in self._free.values()))
 
 

@@ -51,7 +51,7 @@ def folds(op: Op, shapes: Sequence[Shape]) -> Folds:
 
 
 def folded(shape: Shape, rank: int) -> Shape:
-    """Return a shape with so many dims, of which the first holds all leading dims."""
+    """Return a shape with this number of dims, the first of which holds all leading dims."""
     leading = len(shape) - rank + 1
     return (math.prod(shape[:leading]), *shape[leading:]) if rank else ()
 

@@ -114,7 +114,7 @@ def back(out: Tensor, dim: int) -> Tensor:
 
 
 def copying_us(nbytes: int) -> float:
-    """Return the time to copy, or to add to, so many bytes."""
+    """Return the time to copy, or to add to, this number of bytes."""
     return CALL_US + 2 * nbytes / BYTES_PER_US if nbytes else 0.0
 
 
@@ -223,7 +223,7 @@ def _average(layer: Any) -> Arguments:
 
 
 def tracked(layer: Any) -> str:
-    """Return why the functional batch norm does not compute what a layer does; empty if it does."""
+    """Return why the functional batch norm does not compute the same as a layer; empty if it does."""
     plain = layer.track_running_stats and layer.affine and layer.momentum is not None
     return "" if plain else "it has no running statistics, weights or momentum"
 

@@ -122,7 +122,7 @@ class Function:
                 self._decided[key] = found.place, self._launch(found.call, found.decision, found.outputs)
         if not repeats or found.result is ELSEWHERE:
             return found.result
-        # A checkpoint makes the call again, as one that was seen before, and compares the shapes of what is saved.
+        # A checkpoint makes the call again, as one that was seen before, and compares the shapes of the saved tensors.
         return self._attempt(arguments, named) if key in self._plans else self._attempted(arguments, named).result
 
     def _can_repeat(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> bool:

@@ -46,7 +46,7 @@ def _along(op: str, x: Tensor, dim: int) -> Call:
 
 
 def _moved_bytes(x: Tensor, dim: int, count: int) -> int:
-    """Return the bytes of a result of so many elements, if its last dim is moved back to its place in the input."""
+    """Return the bytes of a result with `count` elements, if its last dim is moved back to its place in the input."""
     return 0 if dim in {-1, x.dim() - 1} or x.numel() == x.shape[dim] else count * x.dtype.itemsize
 
 

@@ -14,7 +14,7 @@ CHANGING = (operator.setitem, operator.iadd, operator.imul, operator.isub, opera
 
 
 class Found(NamedTuple):
-    """A match of a pattern in a graph, with the matched calls as a graph of their own."""
+    """A match of a pattern in a graph, with the matched calls as a separate graph."""
 
     match: Match
     written: fx.Graph

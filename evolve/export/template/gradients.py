@@ -17,7 +17,7 @@ Tensors = tuple[torch.Tensor, ...]
 DIVIDE = ("cumprod_backward", "l2_norm_backward")
 # Outputs that a backward op may read in place of an input, as PyTorch's does: relu's is positive where its input is.
 INSTEAD = {"relu_backward": {"x": "out"}}
-# Inputs with the gradient of another one, because a forward reads nothing but the sum of both.
+# Inputs with the gradient of another one, because a forward reads only the sum of both.
 ALIKE = {"add_rms_norm_backward": {"residual": "x"}, "add_layer_norm_backward": {"residual": "x"}}
 
 
@@ -106,8 +106,8 @@ class Gradients:
     def kept(self) -> tuple[str, ...]:
         """The inputs and outputs that a forward keeps for the backward: those that its steps read.
 
-        If only parameters of fewer dims are missing, such as a bias, these are kept too, because they live on anyway:
-        then PyTorch can differentiate twice from the inputs. Running statistics are not parameters: they change.
+        If only parameters of fewer dims are missing, such as a bias, these are kept too, because they exist in any
+        case: then PyTorch can differentiate twice from the inputs. Running statistics are not parameters: they change.
         """
         read = {name for step in self.steps for name in step.reads}
         most = max(len(spec.dims) for spec in self.op.inputs)
@@ -134,7 +134,7 @@ class Gradients:
         parameters: Mapping[str, Number],
         needed: frozenset[str],
     ) -> dict[str, torch.Tensor]:
-        """Return the gradients to the needed inputs from what the forward left and its outputs' gradients."""
+        """Return the gradients to the needed inputs from the forward's data and its outputs' gradients."""
         return self._by_steps(known, grads, parameters, needed, lambda step: step.run)
 
     def twice(
@@ -154,7 +154,8 @@ class Gradients:
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the others cannot be differentiated twice
             if not known.kept.keys() >= set(inputs):
                 return self._by_steps(known, grads, parameters, needed, lambda step: _as_called(step.op))
-            # All contiguous: PyTorch's batch norm on the CPU errs where a gradient lies in memory unlike the output.
+            # All contiguous: PyTorch's batch norm on the CPU errs if a gradient has another memory layout than the
+            # output.
             outputs = _as_called(self.op)(tuple(known.kept[name].contiguous() for name in inputs), parameters)
             pairs = [(out.contiguous(), grads[spec.name]) for spec, out in zip(self.op.outputs, outputs, strict=True)]
             given = [

@@ -292,7 +292,7 @@ class Gpus:
 
 
 def host_us(call: Callable[[], object]) -> float:
-    """Return the shortest of a few times in microseconds; the device need not finish what is enqueued."""
+    """Return the shortest of a few times in microseconds; the device need not finish the enqueued work."""
     times = []
     for _ in range(HOST_CALLS):
         start = time.perf_counter_ns()

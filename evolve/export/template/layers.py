@@ -154,7 +154,7 @@ def _traced(module: nn.Module, training: bool) -> Any:
 
 
 def patch(model: nn.Module, layers: Mapping[str, type[nn.Module]], written_out: WrittenOut | None = None) -> Patched:
-    """Exchange the layers of a model in place, and return what was exchanged and what was left."""
+    """Exchange the layers of a model in place, and return a report of exchanged and other layers."""
     takes = {one.kind: one.takes for one in LAYERS}
     replaced, left = [], []
     for name, module in model.named_modules():

@@ -66,7 +66,7 @@ class Norm(NamedTuple):
     x: Any
     weight: Any
     eps: float
-    dtypes: tuple[tuple[Any, ...], ...]  # of the input, what is multiplied by the weight, the result, and the weight
+    dtypes: tuple[tuple[Any, ...], ...]  # of the input, of the factor of the weight, of the result, and of the weight
     inside: tuple[Node, ...]
 
 

@@ -11,7 +11,7 @@ Recipe = Callable[[Draw], Drawn]
 
 
 def _alike(tensors: int, **options: Sequence[Any]) -> Recipe:
-    """Return calls with so many tensors of one shape."""
+    """Return calls with this number of tensors of one shape."""
 
     def recipe(draw: Draw) -> Drawn:
         given, shape = {name: draw.choice(values) for name, values in options.items()}, draw.shape(0)

@@ -261,7 +261,7 @@ def contiguous(shape: Shape) -> Shape:
 
 
 def launches(count: int, addresses: Sequence[str], mapped: Sequence[int] = ()) -> list[str]:
-    """Return the lines that launch so many kernels with these addresses, with the names of `Ready.planned`.
+    """Return the lines that launch this number of kernels with these addresses, with the names of `Ready.planned`.
 
     `mapped` says which of the addresses each tensor map has.
     """

@@ -48,7 +48,7 @@ class Answer:
     failure: str = ""
     cost: Cost = field(default=Cost())
     parameters: str = "{}"  # the parameters that were finally sent, as JSON
-    unpriced: bool = False  # neither the server nor the model's settings say what it cost
+    unpriced: bool = False  # neither the server nor the model's settings give its cost
     unusable: UserError | None = None  # why further calls to this model would fail too
 
 
@@ -75,7 +75,7 @@ def ask_concurrently(
 
     `waiting` may grow meanwhile. `may_start` gets a prompt and those in flight; prompts that may not start stay in
     `waiting`. If `ask` raises, the prompts in flight are finished first. Closing the generator cancels them without
-    waiting. Soon after the deadline, a value of time.monotonic, prompts in flight are given up: `ask` must then return
+    waiting. Soon after the deadline, a value of time.monotonic, prompts in flight are cancelled: `ask` must then return
     at once, and its results are their answers. The threads are daemons, because a ThreadPoolExecutor would keep the
     interpreter alive if a server stalls.
     """

@@ -134,7 +134,7 @@ class LlmProposer:
             return Answer(failure=TOO_LATE)
 
     def _note(self, answer: Answer, proposal: Proposal, *, limited: bool) -> None:
-        if not proposal.failure:  # a kernel, or words that were asked for
+        if not proposal.failure:  # a kernel, or requested ideas in words
             self._without_kernel.clear()
         elif answer.failure != TOO_LATE:
             replied, whole = bool(answer.text or answer.cost.tokens), limited or not unfinished(answer.failure)
@@ -193,7 +193,7 @@ def from_environment(
 ) -> LlmProposer:
     """Return the proposer for the models given by `--model`, or by OPENAI_BASE_URL and OPENAI_API_KEY.
 
-    `watch` is told why a call waits.
+    `watch` gets the reason why a call waits.
     """
     models = model_words.read_models(words, environment)
     key = environment.get(model_words.KEY_ENV, "").strip()
@@ -256,13 +256,14 @@ UNKNOWN = float("inf")
 class SpendingLimit:
     """A limit that admits a prompt if the budget can pay for its longest reply and for all prompts in flight.
 
-    As the rest of the budget gets small, replies are limited to what it can pay for. The budget can still be exceeded,
-    because some costs are not known beforehand: a model's first prompt may have a few more tokens than estimated, a
-    server may ignore the limit of a reply, and the price of the first reply may be known only to the server.
+    As the rest of the budget gets small, replies are limited to lengths that it can pay for. The budget can still be
+    exceeded, because some costs are not known beforehand: a model's first prompt may have a few more tokens than
+    estimated, a server may ignore the limit of a reply, and the price of the first reply may be known only to the
+    server.
     """
 
     left: Left
-    keeps_half: bool = False  # for what follows the first verdicts, if more than one prompt can be paid for
+    keeps_half: bool = False  # for prompts after the first verdicts, if more than one prompt can be paid for
     longest: dict[str, int] = field(default_factory=dict)  # tokens of the longest reply, by signature
     dearest: dict[str, float] = field(default_factory=dict)  # highest price in USD per token, by signature
     underestimated: dict[str, float] = field(default_factory=dict)  # a prompt's tokens over their estimate, at most

@@ -39,7 +39,7 @@ NONCE_CHARACTERS = 7  # the id of a batch request with two parents has no room f
 MAX_FILE_CHARACTERS = 10_000  # longest file that is shown completely
 MAX_CONSTANT = 200  # characters of a value that a function reads from its module
 
-# Designs that are asked for at most, and how often each is written, so that one bad kernel does not end an idea.
+# Maximum of requested designs, and the number of kernels of each, so that one bad kernel does not end an idea.
 MOST_DESIGNS, IMPLEMENTATIONS = 5, 2
 MAX_DESIGN = 400  # characters
 NUMBERED, ITEM = re.compile(r"\s*(?:\*\*)?\d+[.)]\s*(.*\S)"), re.compile(r"\s*[-*+]\s+(.*\S)")

@@ -219,8 +219,8 @@ def _most_improvement(searches: Sequence[FamilySearch], rng: random.Random) -> S
     improvements = [search.model.expected_improvement() for search in searches]
     best = max(range(len(searches)), key=lambda number: float(improvements[number].max()))
     search = searches[best]
-    # Settings that compile to the same program count together, as in random sampling. Their knobs usually exceed
-    # what the workload can make use of.
+    # Settings that compile to the same program count together, as in random sampling. Their knobs usually exceed the
+    # sizes of the workload.
     weighted = improvements[best] * search.model.space.multiplicity
     setting = _one_of_the_best(weighted, search.model.space, rng)
     return Suggestion(search, setting, "tune", (_nearest(search.model, setting),))

@@ -77,7 +77,7 @@ def test_a_draft_that_cannot_be_read_is_requested_again_with_its_design() -> Non
     assert "by design" in again[0][-3]["content"]
 
 
-def test_an_op_with_kernels_is_asked_for_kernels_at_once() -> None:
+def test_kernels_of_an_op_with_kernels_are_requested_at_once() -> None:
     assert [prompt.operator for prompt in opening(request(3), MODELS, "")] == [DRAFT] * 3
 
 

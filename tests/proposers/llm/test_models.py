@@ -48,7 +48,7 @@ def test_without_arguments_there_is_a_default_model() -> None:
     assert read_models((), {}) == (Model("gpt-5", key_env="OPENAI_API_KEY"),)
 
 
-def test_a_name_alone_uses_the_address_in_the_environment() -> None:
+def test_a_name_without_an_address_uses_the_address_in_the_environment() -> None:
     (found,) = read_models(["qwen"], {"OPENAI_BASE_URL": HOST, "EVOLVE_LLM_TIMEOUT": "7"})
     assert (found.name, found.base_url, found.key_env, found.timeout_seconds) == ("qwen", HOST, "OPENAI_API_KEY", 7.0)
 
@@ -215,7 +215,7 @@ def test_a_model_whose_server_reports_costs_needs_no_prices(tmp_path: Path, text
     check_priced([written(tmp_path, f"[[model]]\n{text}")], "", {})
 
 
-def test_a_limit_in_usd_alone_is_refused_for_free_models(tmp_path: Path) -> None:
+def test_a_limit_only_in_usd_is_refused_for_free_models(tmp_path: Path) -> None:
     nothing = '[[model]]\nname = "m"\nusd_per_million = { prompt = 0, completion = 0 }\n'
     with pytest.raises(UserError, match="would never end"):
         check_spends([written(tmp_path, nothing)], {})

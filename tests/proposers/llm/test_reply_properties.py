@@ -70,7 +70,7 @@ def test_an_edit_that_matches_twice_is_refused(lines: list[str], between: list[s
 
 
 @given(REPLIES, REPLIES)
-def test_reading_and_applying_edits_raises_nothing_but_edit_errors(reply: str, text: str) -> None:
+def test_reading_and_applying_edits_raises_only_edit_errors(reply: str, text: str) -> None:
     with contextlib.suppress(EditError):
         edits = edits_in(reply)
         assert edits or applied(edits, text) == text

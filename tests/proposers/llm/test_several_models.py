@@ -202,7 +202,7 @@ def test_no_wait_for_retry_after_extends_beyond_the_deadline() -> None:
 
 
 @pytest.mark.parametrize("silence", [stall(), drip(0.1)], ids=["silent", "drip"])
-def test_requests_in_flight_are_given_up_when_the_deadline_passes(silence: Step) -> None:
+def test_requests_in_flight_are_cancelled_when_the_deadline_passes(silence: Step) -> None:
     with ScriptedEndpoint(otherwise=silence) as endpoint:
         began = time.monotonic()
         found = list(
