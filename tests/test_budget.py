@@ -54,7 +54,7 @@ def test_a_confirmation_takes_time_but_does_not_count_as_an_evaluation() -> None
     assert spent("run", history(Leg("run", 0.0), proposed(1, 1.0), judged(1, 2.0), again)) == Spent(1, seconds=7.0)
 
 
-def test_shipped_kernels_that_a_run_evaluated_count_for_it() -> None:
+def test_shipped_kernels_that_a_run_evaluated_count_for_the_run() -> None:
     seed = proposed(1, 0.5, run="")
     assert spent("run", history(Leg("run", 0.0), seed, judged(1, 1.0))).evals == 1
 
@@ -111,7 +111,7 @@ def test_steps_are_sorted_by_time() -> None:
     assert [step.kernel_id for step in steps("run", past)] == ["", "", kernel(2).id, kernel(1).id]
 
 
-def test_the_rest_of_a_budget_is_never_negative_and_no_limit_stays_none() -> None:
+def test_the_rest_of_a_budget_is_never_negative_and_a_missing_limit_remains_missing() -> None:
     assert left(Budget(evals=10, usd=1.0), Spent(evals=4, tokens=99, usd=1.5)) == Budget(evals=6, usd=0.0)
 
 
@@ -148,7 +148,7 @@ def test_kernels_without_a_proposal_count_too() -> None:
     assert lone.id == judged(5, 1.0).kernel_id
 
 
-def test_evaluations_after_the_end_of_a_run_do_not_count_for_it() -> None:
+def test_evaluations_after_the_end_of_a_run_do_not_count_for_the_run() -> None:
     told = proposed(2, 12.0, run="")
     past = history(Leg("run", 0.0, 10.0), proposed(1, 1.0), judged(1, 2.0), told, judged(2, 13.0))
     assert spent("run", past) == Spent(1, seconds=10.0)

@@ -333,7 +333,7 @@ def report(
 
 
 def serve(
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 for any free one.")] = 8642,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 for any free port.")] = 8642,
     show: Annotated[bool, typer.Option("--open", help="Open a browser.")] = False,
     archive: ArchiveOption = None,
 ) -> None:

@@ -1,4 +1,4 @@
-"""`evolve confirm` and `verify`: test champions again, more strictly, or after an update or on another GPU."""
+"""`evolve confirm` tests champions more strictly, `verify` tests them after an update or on another GPU."""
 
 import time
 from collections.abc import Iterator, Sequence

@@ -286,7 +286,7 @@ def _view(search: Search, backends: Backends) -> OpView:
 
 
 def _headroom(search: Search, view: OpView) -> float | None:
-    """Return the op's headroom, or None without GPU times, while the campaign only assumes one."""
+    """Return the op's headroom, or None without GPU times, because the campaign then only assumes a headroom."""
     known = policy_of(view.device.kind).times_are_gpu_times and campaign.is_measured(search, view)
     return campaign.headroom(search, view) if known else None
 

@@ -182,7 +182,7 @@ class RayEngine:
     def _slot_for(self, ticket: _Ticket) -> _Slot | None:
         """Return the least busy actor that may get a job.
 
-        A confirmation needs the first actor, a job that was lost many times an idle one.
+        A confirmation needs the first actor. A job that was lost many times needs an idle actor.
         """
         slots = [slot for slot in self._slots if slot.free > 0]
         if ticket.job.confirm and self._first:

@@ -81,7 +81,7 @@ def _empty() -> SqliteStore:
 
 @dataclass(frozen=True)
 class RecordedVerdicts:
-    """An engine that repeats the verdicts which a run got on this device, and evaluates where there are none."""
+    """An engine that repeats the verdicts of a run on this device, and evaluates kernels without one."""
 
     engine: Engine
     run: Run

@@ -161,8 +161,8 @@ def prepared(name: str, op: Op, workload: Workload, device: Device, watch: Calla
 def in_turn(watch: Callable[[str], None]) -> Iterator[None]:
     """Begin another phase than "prepare" while torch.compile uses the device in the body: to launch, or to measure.
 
-    It compiles for seconds and uses the device for a fraction of one. If PyTorch's functions have other names in this
-    version, the whole body is one phase with exclusive use of the device.
+    It compiles for seconds and uses the device for a fraction of a second. If PyTorch's functions have other names in
+    this version, the whole body is one phase with exclusive use of the device.
     """
     phases = ["prepare"]
 

@@ -96,8 +96,8 @@ def clearly_right(results: Results, tolerance: Tolerance, sums: Sums, passes: Er
 def right_in_turn(results: Results, tolerance: Tolerance, sums: Sequence[Sums]) -> list[Comparison | None]:
     """Compare a small output of which row i belongs to group i modulo their number, as `compared` would each group.
 
-    All groups together take as many operations as one. None means that a group is not finite and right by the
-    strictest of these rules.
+    All groups together take as many operations as a single group. None means that a group is not finite and right by
+    the strictest of these rules.
     """
     if not _same_shapes(results):
         return [None] * len(sums)
@@ -189,10 +189,10 @@ def _with_infinities(
     """Require NaN and infinities exactly where the float64 result has them, and compare the rest as usual.
 
     If inputs are infinite, an infinity may come out in place of NaN, because that depends on the order of operations.
-    This does not hold where NaN among the inputs would also come out without the infinities. NaN in place of an
-    infinity is right only where NaN spreads in any case, as in the mean of a row that is normalised. Results that
-    depend on an infinite weight may be NaN: a kernel may multiply the weight by the mean first. NaN that comes from a
-    product with zero may be missing, because a kernel need not multiply by zero.
+    This does not hold where the result would be NaN without the infinities, too. NaN in place of an infinity is right
+    only where NaN spreads in any case, as in the mean of a row that is normalised. Results that depend on an infinite
+    weight may be NaN: a kernel may multiply the weight by the mean first. NaN that comes from a product with zero may
+    be missing, because a kernel need not multiply by zero.
     """
     if (found := _alike_throughout(actual, pytorch, expected, tolerance, scale, not_finite)) is not None:
         return found

@@ -71,8 +71,8 @@ def blind_spots(
 ) -> tuple[BlindSpot, ...]:
     """Return the faults that an evaluation at this workload would miss; `quick` tries only what evaluations draw.
 
-    A corruption may pass by chance, for example if a number has few bits to lose. It counts only if it passes
-    again with two other seeds, and then, on any values, with most of some more.
+    A corruption may pass by chance, for example if a number has few bits to lose. It counts only if it passes again
+    with two other seeds, and then, on any values, with most of some further seeds.
     """
     found = _spots(op, workload, seed, torch_device, quick=quick)
     shown = Counter[tuple[str, str]]()

@@ -152,7 +152,7 @@ def measure(
 def slots_for(inspector: Inspector, program: Program, op: Op, workload: Workload) -> list[CallSlot]:
     """Return at least two sets of buffers, together larger than the L2 cache, laid out as for a check.
 
-    A huge workload gets one.
+    A huge workload gets a single set.
     """
     needed = math.ceil(L2_MULTIPLE * inspector.device.info.l2_bytes / max(1, op.nbytes(workload)))
     count = min(MOST_SETS, max(1 if is_huge(op, workload) else 2, needed))

@@ -92,6 +92,6 @@ ops = (
         draw=draw_of_backward,
         arranged=of_indices("indices", "cols"),
         flops=lambda dims: dims["rows"] * dims["k"],
-        # The default factor suffices for sums of a few in float32, rounded once.
+        # The default factor suffices for sums of a few terms in float32, rounded once.
     ),
 )

@@ -23,7 +23,7 @@ op = Op(
         *workloads("bfloat16 float32 float16", at(4, 4096, 32, 128)),  # Llama 8B
         *workloads("bfloat16", at(32, 512, 12, 64)),  # BERT
         *workloads("float32", at(64, 197, 16, 64)),  # a vision transformer
-        *workloads("bfloat16", at(16, 64, 4096, 32)),  # back from many heads, as of windows
+        *workloads("bfloat16", at(16, 64, 4096, 32)),  # the reverse of many heads, such as those of windows
         *workloads("bfloat16", at(3, 1021, 37, 81)),
     ),
     emulated=workloads("float32 bfloat16 float16", at(2, 24, 8, 16), at(1, 20, 12, 33)),

@@ -323,7 +323,7 @@ def test_a_baseline_that_ends_its_process_leaves_eager_pytorch(watched: Watched)
 
 
 @pytest.mark.exhaustive
-def test_without_processes_that_compile_ahead_the_evaluator_does_it(folder: Path) -> None:
+def test_without_processes_that_compile_ahead_the_evaluator_compiles(folder: Path) -> None:
     made = Watched(folder, preparers=0)
     try:
         (verdict,) = verdicts(made, "alone")

@@ -265,7 +265,7 @@ def test_compilers_without_work_share_a_kernel_and_compile_each_program_once() -
     assert files.count(".begun") == files.count(".ended") == 2  # one for each dtype
 
 
-def test_a_program_that_another_worker_has_begun_is_waited_for_or_left_to_it(tmp_path: Path) -> None:
+def test_a_worker_waits_for_or_skips_a_program_that_another_has_begun(tmp_path: Path) -> None:
     kernel, op = bad_kernels.twice_kernel(), catalog.load(TWICE)
     bound = bound_at(kernel, op, op.workloads("emulated")[0], INFO)
     request = Assignment(kernel.text, TWICE, (), confirm=False, shapes_seed=1, device=INFO)
@@ -372,7 +372,7 @@ def test_old_cubins_are_removed_when_a_worker_is_replaced(newly_watched: Watched
 
 
 @pytest.mark.gpu
-def test_a_gpu_loads_the_cubins_that_were_compiled_ahead_and_removes_them() -> None:
+def test_a_gpu_worker_loads_and_removes_the_cubins_that_were_compiled_ahead() -> None:
     made = LocalEngine("cuda", 1, compilers=2)
     kernels = [bad_kernels.twice_kernel(f"{bad_kernels.RIGHT}  // number {n}") for n in range(4)]
     try:

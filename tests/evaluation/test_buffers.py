@@ -118,7 +118,7 @@ def at_fences(names: set[str], layout: Layout = LAYOUT) -> dict[str, Buffer]:
     return Arena("cpu", fenced).beside_fences(layout, names, POISONS[1], random.Random(1))
 
 
-def test_buffers_beside_fences_end_less_than_16_bytes_before_one() -> None:
+def test_buffers_beside_fences_end_less_than_16_bytes_before_a_fence() -> None:
     buffers = at_fences({"x", "index"})
     assert {name: (tuple(b.tensor.shape), b.tensor.dtype) for name, b in buffers.items()} == LAYOUT
     for name in ("x", "index"):

@@ -165,7 +165,7 @@ def test_an_emulated_device_gets_no_long_shapes_that_one_large_block_would_loop_
     assert (most_rows(one_block) <= 8192) == (kind == "emulated")
 
 
-def test_a_kernel_that_launches_nothing_at_a_shape_is_compiled_there() -> None:
+def test_a_kernel_that_launches_nothing_at_a_shape_is_compiled_for_it() -> None:
     nothing = parse(KERNEL.text.replace('grid = ["ceil_div(n, THREADS)"]', 'grid = ["n // 2147483648"]'))
     programs = Compilation(nothing, OP, replace(INFO, kind="emulated"), ScriptedProgram).everything(1, confirm=False)
     assert programs.stretched

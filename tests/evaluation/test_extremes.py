@@ -216,7 +216,7 @@ def test_the_envelope_is_the_largest_of_each_size_parameter_and_tensor() -> None
 
 
 @each({f"seed {seed}": seed for seed in range(5)})
-def test_a_kernel_that_does_nothing_in_a_graph_fails_only_there(seed: int) -> None:
+def test_a_kernel_that_does_nothing_in_a_graph_fails_only_in_a_graph(seed: int) -> None:
     def capture(_: Callable[[], object]) -> Callable[[], object]:
         return lambda: None
 

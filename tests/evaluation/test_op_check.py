@@ -1,4 +1,4 @@
-"""Blind spots of ops are reported, and the catalog has none."""
+"""Blind spots of ops: they are reported, and no op of the catalog has any."""
 
 import math
 import random
@@ -214,7 +214,7 @@ def test_outputs_that_the_baseline_need_not_match_are_not_compared() -> None:
     assert found(op) == ()
 
 
-def test_integers_must_be_exact_where_the_op_says_so() -> None:
+def test_integers_must_be_exact_if_the_op_requires_it() -> None:
     op = rows_op(doubled, baseline=lambda x: x * 2 * (1 + 2**-23), values=("integers",))
     assert {spot.values for spot in found(op)} == {"integers", "mixed"}
 
@@ -250,7 +250,7 @@ def test_each_workload_is_checked_at_its_own_dtype() -> None:
     assert [found(op, place) for place in places] == [(), ()]
 
 
-def test_an_op_that_keeps_nan_has_no_blind_spot_there() -> None:
+def test_an_op_that_keeps_nan_has_no_blind_spot_for_nan() -> None:
     kept = rows_op(lambda x: x * 2)
     assert "NaN swallowed" not in unnoticed(kept, NAN)
 
@@ -260,7 +260,7 @@ def test_faint_values_that_a_kernel_could_lose_are_reported() -> None:
     assert {spot.corruption for spot in found(tolerated) if spot.values == MINUTE} == {"faint values lost"}
 
 
-def test_an_op_that_hides_faint_values_has_no_blind_spot_there() -> None:
+def test_an_op_that_hides_faint_values_has_no_blind_spot_for_them() -> None:
     assert "faint values lost" not in unnoticed(rows_op(lambda x: x + 1), MINUTE)
 
 

@@ -151,7 +151,7 @@ def test_a_few_results_that_are_always_small_are_compared_as_such() -> None:
     assert known.fault(0, torch.tensor([-1e-17, 0.0])) == ""
 
 
-def test_the_sizes_that_a_reference_accepts_are_found_by_calling_it() -> None:
+def test_the_sizes_that_a_reference_accepts_are_found_by_calls() -> None:
     def in_pairs(x: torch.Tensor) -> torch.Tensor:
         assert len(x) % 2 == 0, "an odd number"
         return x.reshape(-1, 2).sum(1)
@@ -173,7 +173,7 @@ def test_results_of_8_bits_are_tested_for_finite_values_too() -> None:
     assert defined(op, workload, "cpu", finite=True)
 
 
-def test_an_error_that_rounding_makes_large_is_found_where_pytorch_happens_to_make_none() -> None:
+def test_an_error_that_rounding_makes_large_is_found_even_if_pytorch_is_exact_by_chance() -> None:
     """The error of 1 - n * n for a rounded n near 1 follows from n's rounding, not from roundings of the inputs."""
     x = torch.linspace(0, 6, ROWS * COLS).view(ROWS, COLS)
     declared, out = tensors(x="rows cols"), tensors(out="rows cols")

@@ -131,7 +131,7 @@ def test_a_cooperative_grid_that_is_too_large_is_refused() -> None:
         loaded(MEETING, launch(Pointer("met"), grid=100 * present().sms, cooperative=True))
 
 
-def test_a_cubin_for_another_gpu_gives_way_to_the_next() -> None:
+def test_a_cubin_for_another_gpu_is_followed_by_the_next() -> None:
     fill(0.0)
     images = [image(FILL, "sm_100" if present().arch == "sm_80" else "sm_80"), image(FILL)]
     made = program(bound(FILL, launch(Pointer("out"), 8, 2.0)), images, present().sms)

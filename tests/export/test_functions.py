@@ -185,7 +185,7 @@ def test_only_requested_gradients_are_computed(tmp_path: Path) -> None:
     assert [kernel == ops["rms_norm_backward"].entry.kernels[0].id for kernel in machine.launched] == [False, True]
 
 
-def test_a_sum_over_columns_takes_the_kernel_made_for_it(tmp_path: Path) -> None:
+def test_a_sum_over_columns_runs_the_kernel_for_columns(tmp_path: Path) -> None:
     machine = EmulatedMachine()
     ops = primitives(["sum", "sum_columns"], tmp_path, machine)
     total = Function(FORMS["sum"], ops)

@@ -89,19 +89,19 @@ def test_the_faster_of_two_kernels_measured_at_one_workload_is_chosen() -> None:
     assert choose(kernels, question(256)).shipped.id == LONG.id
 
 
-def test_a_kernel_that_does_not_accept_the_workload_gives_way_to_the_next() -> None:
+def test_a_kernel_that_does_not_accept_the_workload_is_followed_by_the_next() -> None:
     picky = kernel('when = "cols % 8 == 0"')
     kernels = {picky: [measured(256, 20.0)], LONG: [measured(4096, 20.0)]}
     assert choose(kernels, question(257)).shipped.id == LONG.id
 
 
-def test_a_kernel_that_breaks_a_limit_gives_way_to_the_next() -> None:
+def test_a_kernel_that_breaks_a_limit_is_followed_by_the_next() -> None:
     legal_when_short = kernel('require = ["cols <= 256"]')
     kernels = {legal_when_short: [measured(256, 20.0)], LONG: [measured(8192, 20.0)]}
     assert choose(kernels, question(512)).shipped.id == LONG.id
 
 
-def test_a_kernel_whose_plan_cannot_be_evaluated_gives_way_to_the_next() -> None:
+def test_a_kernel_whose_plan_cannot_be_evaluated_is_followed_by_the_next() -> None:
     divides = kernel('require = ["8 // (cols - 512) < 8"]')
     kernels = {divides: [measured(256, 20.0)], LONG: [measured(8192, 20.0)]}
     assert choose(kernels, question(512)).shipped.id == LONG.id
@@ -226,7 +226,7 @@ def test_an_op_that_is_not_allowed_has_no_kernel() -> None:
         choose({SHORT: [measured(256, 20.0)]}, asked_with(allow=frozenset({"gelu"})))
 
 
-def test_a_kernel_that_needs_more_workspace_than_allowed_gives_way() -> None:
+def test_a_kernel_that_needs_more_workspace_than_allowed_is_skipped() -> None:
     with_workspace = kernel('[workspace]\nsums = { shape = ["rows"], dtype = "float32" }')
     kernels = {with_workspace: [measured(256, 20.0)], LONG: [measured(256, 30.0)]}
     assert choose(kernels, asked_with(workspace_limit=4096)).shipped.id == with_workspace.id

@@ -79,7 +79,7 @@ def test_another_shape_dtype_or_stride_is_another_call(tmp_path: Path, other: Te
     assert not found.planned(other)
 
 
-def test_tensors_in_another_order_in_memory_keep_it(tmp_path: Path) -> None:
+def test_tensors_in_another_order_in_memory_keep_their_order(tmp_path: Path) -> None:
     found = tried(tmp_path, "relu")
     assert [found.planned(torch.randn(4, 6, 8).transpose(0, 2)) for _ in range(2)] == [False, True]
 

@@ -109,7 +109,7 @@ def test_all_functions_are_tested_briefly_before_one_is_in_full(
     assert "tested only briefly: 3 functions" in out
 
 
-def test_a_failure_in_the_brief_round_stays_one(functions: Functions) -> None:
+def test_a_failure_in_the_brief_round_remains_a_failure(functions: Functions) -> None:
     test = selftest.Test(functions, CPU, ["gradients"])
     for outcome in (FAILED, PASSED):
         test._keep(Result("gradients", "silu", outcome, ""))

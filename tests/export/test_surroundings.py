@@ -58,7 +58,7 @@ def test_on_an_unknown_gpu_pytorch_runs_and_the_reason_names_both(tmp_path: Path
     assert op.explain((X,), {}).reason == "nothing was measured on NVIDIA Unheard-of, only on NVIDIA H200"
 
 
-def test_without_a_driver_pytorch_runs_and_the_reason_says_so(tmp_path: Path) -> None:
+def test_without_a_driver_pytorch_runs_and_the_reason_names_the_driver(tmp_path: Path) -> None:
     op = softmax(tmp_path, Failing())
     assert torch.equal(op((X,), {})[0], torch.softmax(X, -1))
     assert op.explain((X,), {}).reason == "there is no NVIDIA driver (libcuda.so.1)"

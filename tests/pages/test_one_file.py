@@ -136,7 +136,7 @@ def test_champions_and_their_ancestors_have_a_page_whatever_the_limit(path: Path
     assert len(kernels) < 8
 
 
-def test_a_page_says_how_many_kernels_have_none(path: Path) -> None:
+def test_a_page_gives_the_number_of_kernels_without_a_page(path: Path) -> None:
     store = open_archive(path, read_only=True)
     few = report(store, ["gelu"], kernels=4)
     held = re.findall(r'data-part="held">This file has pages for (\d+) of the (\d+) kernels', few)

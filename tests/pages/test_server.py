@@ -137,7 +137,7 @@ def test_a_kernel_can_be_saved_as_it_is(client: TestClient) -> None:
 @pytest.mark.parametrize(
     "page", ["/kernel/ffff", "/run/nix", "/op/none", "/op/softmax/other", "/x/y/z", "/static/..%2f"]
 )
-def test_a_page_that_is_not_there_says_so(client: TestClient, page: str) -> None:
+def test_a_missing_page_is_explained(client: TestClient, page: str) -> None:
     assert client.get(page).status_code == 404
 
 

@@ -144,7 +144,7 @@ def test_extremes_are_drawn_for_whole_tensors() -> None:
     assert 0 < float(subnormal.max()) < torch.finfo(torch.float32).smallest_normal
 
 
-def test_a_few_rows_have_one_nan_each_and_the_others_none() -> None:
+def test_a_few_rows_have_one_nan_each_and_the_others_no_nan() -> None:
     count = drawn(catalog.load("softmax"), NAN)["x"].isnan().sum(1)
     assert 2 <= int((count == 1).sum()) < len(count)
     assert int(count.max()) == 1

@@ -141,7 +141,7 @@ sys.exit("torch._dynamo" in sys.modules or "sympy" in sys.modules)
 
 
 @pytest.mark.exhaustive
-def test_other_uses_of_the_compiler_while_a_task_is_traced_import_it() -> None:
+def test_other_uses_of_the_compiler_while_a_task_is_traced_import_the_compiler() -> None:
     script = """
 import sys
 import torch
@@ -237,7 +237,7 @@ def test_a_robust_kbench_backward_agrees_with_autograd() -> None:
         torch.testing.assert_close(own, other)
 
 
-def test_a_flashinfer_definition_has_the_workloads_of_the_file_beside_it() -> None:
+def test_a_flashinfer_definition_has_the_workloads_of_the_next_file() -> None:
     scaled = op(SCALED)
     assert [workload.key for workload in scaled.gpu] == [
         "rows=16384 hidden=64 scale=0.5 bfloat16", "rows=7 hidden=64 scale=0.5 bfloat16",

@@ -183,7 +183,7 @@ def test_no_size_can_be_predicted_from_the_memory_limit() -> None:
     assert times < sizes.total() / 20
 
 
-def test_the_first_shape_has_a_tail_if_the_kernel_accepts_one() -> None:
+def test_the_first_shape_has_a_tail_if_the_kernel_accepts_tails() -> None:
     assert all(size(drawn_for("gelu", seed)[0], "n") % 32 for seed in range(50))
 
 

@@ -140,7 +140,7 @@ def test_smaller_sizes_of_one_shape_have_every_dtype(tmp_path: Path) -> None:
     assert {workload.dtype for workload in loaded.emulated} == {"float32", "bfloat16"}
 
 
-def test_an_output_of_one_dtype_for_inputs_of_two_keeps_it(tmp_path: Path) -> None:
+def test_an_output_keeps_its_dtype_for_inputs_of_two_dtypes(tmp_path: Path) -> None:
     loaded = op(tmp_path, "wide", "torch.zeros(8, 64)", "torch.zeros(8, 64).bfloat16()")
     assert [spec.dtype for spec in (*loaded.inputs, *loaded.outputs)] == ["", "float32"]
     assert torch.float32 == loaded.call(inputs_at(loaded, loaded.gpu[1], 0, "cpu"), loaded.gpu[1])[0].dtype

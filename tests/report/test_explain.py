@@ -48,7 +48,7 @@ def test_a_confirmed_kernel_passed_every_step() -> None:
     assert states(lines(checked(confirmed("k", GPU, **{W: 50.0})))) == ["passed"] * 6
 
 
-def test_the_explanation_of_an_unconfirmed_kernel_says_how_to_confirm_it() -> None:
+def test_the_explanation_of_an_unconfirmed_kernel_names_the_command_that_confirms() -> None:
     verdict = checked(passed("k", GPU, **{W: 50.0}))
     assert states(lines(verdict)) == [*["passed"] * 5, "not yet"]
     assert "evolve confirm softmax" in text(verdict)

@@ -70,7 +70,7 @@ def test_whole_trees_that_are_left_out_are_counted() -> None:
     assert "whole tree" not in left_out_words(lines, kernel(1).id)
 
 
-def test_a_kernel_that_a_gpu_has_judged_does_not_wait_on_a_cpu() -> None:
+def test_a_kernel_that_a_gpu_has_judged_is_not_pending_on_a_cpu() -> None:
     verdicts = [passed(kernel(1).id, GPU, **{ROWS: 50.0}), passed(kernel(3).id, CPU, **{ROWS: 50.0})]
     store = archive_of(*(proposal(kernel(number)) for number in (1, 2, 3)), *verdicts)
     (lines,) = lineages(store, "softmax", [CPU])

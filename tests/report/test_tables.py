@@ -133,7 +133,7 @@ def test_workloads_keep_the_order_of_the_op_if_the_first_kernel_accepts_only_the
     assert [champion.workload for champion in found.champions] == keys
 
 
-def test_skipped_workloads_have_the_place_that_other_kernels_give_them() -> None:
+def test_skipped_workloads_have_the_same_place_as_for_other_kernels() -> None:
     keys = [f"rows={rows} cols=16 float32" for rows in (64, 16, 8)]
     late = replace(passed(FAST.id, GPU, **{keys[2]: 1.0}), skipped=(f"{keys[0]}: no", f"{keys[1]}: no"))
     early = replace(passed(SLOW.id, GPU, **{keys[0]: 1.0, keys[1]: 1.0}), skipped=(f"{keys[2]}: no",))

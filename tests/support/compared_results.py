@@ -1,4 +1,4 @@
-"""Comparison of a result with PyTorch's and the exact one, for tests of the comparison."""
+"""Comparison of a result with PyTorch's and with the exact result, for tests of the comparison."""
 
 import torch
 

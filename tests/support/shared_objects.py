@@ -32,7 +32,7 @@ class SharedObjects:
         self._places: dict[bytes, tuple[int, int, bytes]] = {}
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the contents with this key, if a process has added them as a whole."""
+        """Return the contents with this key, if a process has added them completely."""
         self._read_on()
         if key not in self._places:
             return None

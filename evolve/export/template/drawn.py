@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# The last ones have few kernels or none.
+# The last layouts have few kernels or none.
 DTYPES = (*[torch.float32] * 8, *[torch.bfloat16] * 4, torch.float16, torch.float64)
 RARELY = 24  # one in so many tensors is empty, and one has another dtype than the rest of a call
 SIZES = (1, 2, 3, 5, 8, 16, 17, 33)

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 Tensors = tuple[torch.Tensor, ...]
 # Backward ops whose formula divides by a forward's input or output; autograd's own takes care of zeros.
 DIVIDE = ("cumprod_backward", "l2_norm_backward")
-# Outputs that a backward op may read in place of an input, as PyTorch's does: relu's is positive where its input is.
+# Outputs that a backward op may read in place of an input, as PyTorch does: relu's output is positive where its input
+# is.
 INSTEAD = {"relu_backward": {"x": "out"}}
 # Inputs with the gradient of another one, because a forward reads only the sum of both.
 ALIKE = {"add_rms_norm_backward": {"residual": "x"}, "add_layer_norm_backward": {"residual": "x"}}

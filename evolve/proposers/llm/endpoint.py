@@ -196,7 +196,7 @@ def _body(chunks: Iterable[bytes], ends: float, pause: Pause) -> str:
 
 
 def _answer(text: str, call: Call, parameters: Mapping[str, Any], secret: str) -> Answer:
-    """Read a response. Even an unreadable one is not requested again, because it may have been paid for."""
+    """Read a response. Even an unreadable response is not requested again, because it may have been paid for."""
     sent = json.dumps(parameters, sort_keys=True)
     try:
         reply = completion(redacted(json.loads(text), call.model, secret))

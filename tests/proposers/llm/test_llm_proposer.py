@@ -128,7 +128,7 @@ def test_a_truncated_reply_keeps_its_text() -> None:
     assert only(proposals(answer("/*--- half", finish_reason="length"))).reply == "/*--- half"
 
 
-def test_the_middle_of_a_huge_reply_is_not_kept_and_the_reply_says_so() -> None:
+def test_the_middle_of_a_huge_reply_is_replaced_by_a_mark() -> None:
     huge = f"{'first ' * 50_000}{'more ' * 1_600_000}{in_fence(KERNEL_TEXT)}"
     proposal = only(proposals(answer(huge)))
     assert proposal.kernel == KERNEL

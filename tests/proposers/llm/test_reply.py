@@ -48,7 +48,7 @@ def test_a_fence_inside_a_longer_fence_does_not_end_it() -> None:
 
 
 @each({str(reply): reply for reply in ["", "I cannot do that.", fenced("int main() {}"), "<think>hm", "```"]})
-def test_no_kernel_is_found_where_there_is_none(reply: str) -> None:
+def test_no_kernel_is_found_in_a_reply_without_a_kernel(reply: str) -> None:
     assert kernel_in(reply) == ""
 
 
