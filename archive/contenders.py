@@ -23,9 +23,9 @@ ADDED = """SELECT number, confirmed, workloads, times FROM evaluation_summaries
 
 
 def follow(connection: sqlite3.Connection, evaluation_id: str, of: tuple[str, str], kernel_id: str) -> bool:
-    """Add a new verdict, and return whether the contenders of its op and device must be gathered anew.
+    """Add a new verdict, and return whether the contenders of its op and device must be found again.
 
-    They must if the verdict replaces that of a contender, because others may take its place.
+    This is so if the verdict replaces that of a contender, because other kernels may take its place.
     """
     op, device = of
     if connection.execute(REPLACED, (op, device, kernel_id, device)).fetchone()[0]:

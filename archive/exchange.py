@@ -79,7 +79,7 @@ def completion(body: object) -> BatchReply:
 
 
 def shortened(text: str) -> str:
-    """Return a reply with a mark in place of its middle if it is longer than any that a model should give."""
+    """Return a reply, with a mark in place of its middle if it is longer than any reasonable reply."""
     if len(text) <= MAX_REPLY:
         return text
     head, tail = MAX_REPLY * 2 // 3, MAX_REPLY // 3

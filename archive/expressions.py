@@ -76,8 +76,8 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
 }
 FUNCTIONS: dict[str, Callable[..., int]] = {"min": min, "max": max, "ceil_div": ceil_div}
 
-# Each node becomes a closure: making it checks the node's form and names, calling it computes the value.
-# So `check_*` checks a whole expression, including the parts that `and` and `or` would skip.
+# Each node becomes a closure: making it checks the node's form and names, calling it computes the value. Therefore
+# `check_*` checks a whole expression, including the parts that `and` and `or` would skip.
 Integer = Callable[[Scope], int]
 Condition = Callable[[Scope], bool]
 

@@ -249,7 +249,7 @@ def _moment(written: str) -> float:
 
 
 def _lines(value: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
-    """Return the lines of an object: its own keys one per line; workloads, devices and lesser values on one line."""
+    """Return the lines of an object: its own keys one per line; workloads, devices and other values on one line."""
     indent = " " * len(path)
     lines = ["{"]
     # A kernel's workloads come last and stay in the op's order.

@@ -42,7 +42,7 @@ class DeviceInfo:
 
     kind: str  # the name of a device, such as "cuda"
     name: str
-    arch: str  # architecture that kernels are compiled for, such as sm_90a
+    arch: str  # architecture for which kernels are compiled, such as sm_90a
     sms: int
     shared_bytes: int  # most shared memory that a block may have
     l2_bytes: int = 0
@@ -71,7 +71,7 @@ def kind_in(key: str) -> str:
     return key.partition(" ")[0]
 
 
-FULL_SAMPLES = 9  # the fewest of a measurement that is not coarse
+FULL_SAMPLES = 9  # the least number of samples of a measurement that is not coarse
 
 
 @dataclass(frozen=True)

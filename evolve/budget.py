@@ -37,7 +37,7 @@ class Ended(StrEnum):
 
 @dataclass(frozen=True)
 class Spent:
-    """What a run, or a part of it, has cost."""
+    """The cost of a run, or of a part of it."""
 
     evals: int = 0  # evaluations, and replies with kernels that were evaluated before
     tokens: int = 0
@@ -55,7 +55,7 @@ class Spent:
 
 @dataclass(frozen=True)
 class Spending:
-    """What a run spent at one moment, and the kernel whose verdict arrived at that moment."""
+    """The cost of a run at one moment, and the kernel whose verdict arrived then."""
 
     moment: float
     spent: Spent
@@ -175,7 +175,7 @@ def _steps(run: str, past: History) -> Iterator[tuple[float, str, int, int, floa
 def _counted(run: str, past: History) -> Iterator[tuple[BriefProposal, BriefEvaluation | None, bool, int]]:
     """Yield each proposal of a run, the first verdict on its kernel, whether the kernel was known, and evaluations.
 
-    A kernel that was known before counts as an evaluation, one that another run judged does not.
+    A kernel that was known before counts as an evaluation. A kernel that another run judged does not.
     """
     judged, own, mine = past.judged, set[str](), {"", run}
     for proposal in past.of_run.get(run, ()):
@@ -218,7 +218,7 @@ def _limits(budget: Budget) -> dict[str, float]:
 
 
 def _began_between(verdicts: Sequence[BriefEvaluation], start: float, end: float) -> Sequence[BriefEvaluation]:
-    """Return those of these verdicts, oldest first, that began between two times, inclusive."""
+    """Return the verdicts that began between two times, inclusive, oldest first."""
     first = bisect_left(verdicts, start, key=CREATED)
     return verdicts[first : bisect_right(verdicts, end, key=CREATED)]
 

@@ -34,7 +34,7 @@ IMPROVED = 0.01
 
 @dataclass(frozen=True)
 class Account:
-    """What an op has spent of the shared budget, and how much headroom it has left."""
+    """The part of the shared budget that an op has spent, and its remaining headroom."""
 
     run: str
     headroom: float
@@ -48,7 +48,7 @@ class Account:
 
     @property
     def weight(self) -> float:
-        """The share of the budget that the op is due, relative to the other ops."""
+        """The op's share of the budget, relative to the other ops."""
         kept = max(LEAST_SHARE, 0.5 ** max(0, self.idle - PATIENCE + 1))
         return self.headroom * kept if self.headroom > AT_LIGHT else 0.0
 

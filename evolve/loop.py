@@ -41,7 +41,7 @@ def evolve(
                 ended = search.over(view, spent)  # the verdicts of others may lead to new proposals
             if ended:
                 yield from confirm(search.locator, engine, view, search.share)
-            if ended is Ended.LIGHT:  # go on if the fast champion has failed its confirmation
+            if ended is Ended.LIGHT:  # continue if the fast champion has failed its confirmation
                 ended = search.over(view, spent)
     return ended
 

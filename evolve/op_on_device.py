@@ -25,7 +25,7 @@ def signature(op: Op) -> Signature:
 
 
 def point(op: Op, workload: Workload, info: DeviceInfo) -> Point:
-    """Return the values that a kernel's plan is bound to at this workload."""
+    """Return the values to which a kernel's plan is bound at this workload."""
     return Point(
         dtype=workload.dtype,
         dims=op.sizes(workload),

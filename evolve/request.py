@@ -33,13 +33,13 @@ class Candidate:
         return self.kernel.settings
 
 
-Attempt = Candidate | Tried  # what the tuner learns from
+Attempt = Candidate | Tried  # for the tuner
 ReadsKernels = Callable[[Sequence[str]], Mapping[str, Kernel]]  # returns kernels by their ids
 
 
 @dataclass(frozen=True)
 class Left:
-    """What a run may still spend on models. None means no limit."""
+    """The tokens and dollars that a run may still spend on models. None means no limit."""
 
     tokens: int | None = None
     usd: float | None = None

@@ -33,7 +33,7 @@ class Search:
     deadline: float = float("inf")  # on the clock of time.monotonic; when the budget's seconds are used up
     scope: Scope = EVERYTHING
     profiled: bool = False  # whether the proposer uses a profiler's counters
-    share: Share = field(default_factory=Share)  # of the work on an archive that other runs use as well
+    share: Share = field(default_factory=Share)  # of whether other runs use the archive as well
     generation: int = GENERATION
 
     @contextmanager

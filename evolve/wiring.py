@@ -88,7 +88,8 @@ def language_models(
 
     PyTorch is not imported.
 
-    `watch` is told a key and the reason when a question to a model waits for its server, and an empty text afterwards.
+    `watch` is called with a key and the reason when a question to a model waits for its server, and with an empty
+    reason afterwards.
     """
     if requested not in ("", "offline", "llm"):
         raise UserError(f"there is no proposer `{requested}`", "choose offline or llm")

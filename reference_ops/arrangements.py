@@ -1,7 +1,7 @@
 """Arrangements: extreme forms of masks, indices, lengths and orders, each of which an op meets in every evaluation.
 
-Random indices are spread evenly and random masks have no long runs. In use, one index may take everything, and a mask
-may begin with thousands of hidden keys. An op's file names the arrangements of its inputs; see `Op.arranged`.
+Random indices are spread evenly and random masks have no long runs. In practice, all indices may be the same, and a
+mask may begin with thousands of hidden keys. An op's file names the arrangements of its inputs; see `Op.arranged`.
 """
 
 import math
@@ -129,7 +129,7 @@ def of_permutation(name: str) -> Mapping[str, Arrange]:
 
 
 def far_below(name: str) -> Mapping[str, Arrange]:
-    """Return an arrangement in which all numbers are far below zero, where they would hide other rows of a sum."""
+    """Return an arrangement in which all numbers are far below zero: in a sum they would hide other rows."""
 
     def arrange(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
         fill(inputs[name], "far_below", generator)
@@ -167,7 +167,7 @@ def many_nan(name: str) -> Mapping[str, Arrange]:
     def arrange(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
         chosen = torch.empty_like(inputs[name], dtype=torch.bool).bernoulli_(0.25, generator=generator)
         inputs[name].masked_fill_(chosen, math.nan)
-        inputs[name].view(-1)[1::2].neg_()  # the sign bit of NaN means nothing
+        inputs[name].view(-1)[1::2].neg_()  # the sign bit of NaN has no meaning
 
     return {f"many_NaN_in_{name}": arrange}
 

@@ -271,7 +271,7 @@ def _clashing(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def _scatter(tensor: torch.Tensor, values: torch.Tensor, generator: torch.Generator) -> None:
-    """Write the values to random places of some rows of the first dim, at least two.
+    """Write the values to random places of at least two rows of the first dim.
 
     In about half of these rows this is the last place, which kernels may treat differently. The last row is among them,
     except in half of the draws of a few rows, because it has the value in every tensor, where one hides the other.

@@ -212,7 +212,7 @@ def equal_sizes(
     equal no other, because an unchanged height shows a fault only if the width changes.
     """
     near, ranges = _near(op, accepts, most_bytes), ranges_of(op.listed)
-    rows = op.varied[0].dims[:1] if len(ranges) > FEW_SIZES else ()  # their number is rarely compared with sizes
+    rows = op.varied[0].dims[:1] if len(ranges) > FEW_SIZES else ()  # a kernel rarely compares their number with sizes
     names = sorted(name for name in ranges if name not in rows)
     pairs = {pair for pair in itertools.combinations(names, 2) if _common(ranges, pair)}
     left = pairs.difference(*(_equal_pairs(workload) for workload in near))

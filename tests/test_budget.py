@@ -83,7 +83,7 @@ def test_an_evaluation_counts_for_the_run_that_made_it_whichever_run_proposed_th
     assert [step.kernel_id for step in steps("run", shared)][-2:] == [kernel(1).id, kernel(2).id]
 
 
-def test_ideas_in_words_cost_their_tokens_but_no_evaluation() -> None:
+def test_designs_in_words_cost_their_tokens_but_no_evaluation() -> None:
     ideas = replace(failed_reply(), operator="designs", failure="", run="run", created=1.0, cost=Cost(100, 50))
     assert spent("run", history(Leg("run", 0.0), ideas)) == Spent(0, 150, 0.0, 1.0)
 

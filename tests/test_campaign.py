@@ -186,7 +186,7 @@ def test_side_by_side_the_larger_headroom_gets_the_larger_share(store: SqliteSto
     assert spent(store, "twice").evals > 1.5 * max(others) > 0
 
 
-def test_side_by_side_ops_without_more_ideas_end_the_campaign(store: SqliteStore) -> None:
+def test_side_by_side_ops_with_nothing_left_to_try_end_the_campaign(store: SqliteStore) -> None:
     times = {"twice": SLOW, "thrice": FAST}
     ended, engine = run_side_by_side(store, times, Budget(evals=1000), PricedModel(most=20))
     assert ended is Ended.NOTHING

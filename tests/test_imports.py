@@ -66,7 +66,7 @@ def test_imports_go_one_way(path: Path) -> None:
 
 
 @each_module
-def test_libraries_stay_where_they_belong(path: Path) -> None:
+def test_libraries_are_imported_only_in_their_places(path: Path) -> None:
     for library, places in RESERVED.items():
         if library in {name.split(".")[0] for name in imported(path)}:
             assert str(path).startswith(places), f"only {' and '.join(places)} may import {library}"
@@ -115,7 +115,7 @@ def test_imports_have_no_cycles_and_no_chain_is_too_long() -> None:
     modules = {".".join(path.with_suffix("").parts).removesuffix(".__init__"): path for path in MODULES}
     graph = {name: names(tree(path).body, path) & modules.keys() - {name} for name, path in modules.items()}
     length: dict[str, int] = {}
-    for name in TopologicalSorter(graph).static_order():  # raises a CycleError that names the circle
+    for name in TopologicalSorter(graph).static_order():  # raises a CycleError that names the cycle
         length[name] = 1 + max((length[other] for other in graph[name]), default=0)
     longest = max(length, key=lambda name: length[name])
     assert length[longest] <= LONGEST_CHAIN, f"{longest} starts a chain of {length[longest]} imports"

@@ -75,7 +75,7 @@ def test_the_run_keeps_its_budget_of_evaluations(store: SqliteStore) -> None:
     assert len(engine.evaluated) == 11
 
 
-def test_a_model_without_ideas_ends_the_run(store: SqliteStore) -> None:
+def test_a_model_that_makes_no_more_proposals_ends_the_run(store: SqliteStore) -> None:
     assert run(store, Budget(evals=100), PricedModel(most=5), timed_engine()) is Ended.NOTHING
 
 
@@ -157,7 +157,7 @@ def test_requests_without_a_reply_end_the_run_although_they_count_as_no_evaluati
 
 @dataclass
 class Planner(PricedModel):
-    """A model that first answers with ideas in words."""
+    """A model whose first answer describes designs in words."""
 
     def propose(self, request: Request) -> Iterator[Proposal]:
         if not request.known:
@@ -165,7 +165,7 @@ class Planner(PricedModel):
         yield from super().propose(request)
 
 
-def test_ideas_in_words_use_up_no_evaluation(store: SqliteStore) -> None:
+def test_designs_in_words_use_up_no_evaluation(store: SqliteStore) -> None:
     engine = timed_engine()
     assert run(store, Budget(evals=8), Planner(), engine) is Ended.EVALS
     assert len(engine.evaluated) == 8

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     try:
-        from evolve.cli.commands import application  # imported here, because Ctrl-C may come while modules load
+        from evolve.cli.commands import application  # imported here, because Ctrl-C may arrive while modules load
 
         given = sys.argv[1:] if arguments is None else arguments
         app = application(given)

@@ -103,7 +103,7 @@ def top(  # noqa: PLR0913, PLR0917 - one per option
 
 
 def _print_overview(store: SqliteStore, choice: KernelFilter, family: str, *, as_json: bool, as_csv: bool) -> None:
-    """Print a line per op and device, most to gain first."""
+    """Print a line per op and device, largest possible gain first."""
     held = {op for op in store.ops(KernelSummary) if options.of_family(op, family)}
     found = [one for one in gains.reached_everywhere(store, choice.device, choice.dtype) if one.op in held]
     if as_json:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 EPILOG = "Start with `evolve doctor`, then `evolve run softmax`."
-COMMANDS = {  # in the order of the help text; where each is defined
+COMMANDS = {  # commands in the order of the help text, with their modules
     "run": "run.run",
     "runs": "runs.runs",
     "compare": "runs.compare",

@@ -1,4 +1,4 @@
-"""`evolve doctor`: what this machine has for running kernels, and how to install what is missing."""
+"""`evolve doctor`: the devices and tools of this machine, and how to install missing ones."""
 
 import os
 import platform
@@ -37,7 +37,7 @@ STYLES = {OK: "green", MISSING: "red", OPTIONAL: "yellow"}
 SMI_SECONDS = 20
 CLONE = "in the folder that evolve was cloned into"
 CUDA_WHEELS = f"pip install -e '.[cuda13]'   (or cuda12; {CLONE})"
-EXTRAS = {  # of this package that add commands or options, with their modules
+EXTRAS = {  # extras of this package that add commands or options, with their modules
     "web": (("starlette", "uvicorn"), "`evolve serve`; `evolve report` works without it"),
     "ray": (("ray",), "`--engine ray`, which evaluates kernels on the machines of a Ray cluster"),
 }
@@ -46,7 +46,7 @@ TESTED = re.compile(r"([a-z-]+?)(?:-cuda\d+x)?(?:==|<=)(\S+)")
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check; `remedy` is a command or a sentence that says how to set up what is missing."""
+    """The result of one check; `remedy` is a command or a sentence that says how to install the missing part."""
 
     name: str
     state: str
@@ -55,7 +55,7 @@ class Finding:
 
 
 def doctor(archive: ArchiveOption = None, as_json: JsonOption = False) -> None:
-    """Show what this machine has, and how to install the rest."""
+    """Show the devices and tools of this machine, and how to install missing ones."""
     with console(stderr=True).status("checking this machine"):
         findings = list(_findings(archive))
     states = {finding.name: finding.state for finding in findings}
@@ -260,7 +260,7 @@ def _archive(requested: Path | None) -> Iterator[Finding]:
 
 
 def _rates(info: DeviceInfo) -> Iterable[str]:
-    """Return the rates and costs that are known of a device."""
+    """Return the known rates and costs of a device."""
     named = {
         f"copy {info.copy_gb_s:.0f} GB/s": info.copy_gb_s,
         f"L2 {info.l2_gb_s:.0f} GB/s": info.l2_gb_s,

@@ -305,7 +305,7 @@ def work(
 ) -> None:  # fmt: skip
     """Evaluate the pending kernels of a shared folder. Workers on any number of machines share the work.
 
-    `evolve merge FOLDER` takes the verdicts into an archive.
+    `evolve merge FOLDER` adds the verdicts to an archive.
     """
 
     output, named = console(), with_example(tuple(ops or ()), example)

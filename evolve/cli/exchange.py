@@ -38,12 +38,12 @@ FILES_HELP = (
 OperatorOption = Annotated[
     str,
     typer.Option(
-        "--operator", metavar="NAME", help="Operator that the .cu files were made with, such as improve or crossover."
+        "--operator", metavar="NAME", help="Operator by which the .cu files were made, such as improve or crossover."
     ),
 ]
 ParentOption = Annotated[
     list[str] | None,
-    typer.Option("--parent", metavar="ID", help="Kernel that the .cu files were made from; repeatable."),
+    typer.Option("--parent", metavar="ID", help="Kernel from which the .cu files were made; repeatable."),
 ]
 
 
@@ -153,7 +153,7 @@ def recover(
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy all that can be read of a damaged archive into a new one. The damaged file is not changed."""
+    """Copy the readable records of a damaged archive into a new archive. The damaged file is not changed."""
     damaged = wiring.archive_path(archive)
     into = out or damaged.with_name(f"{damaged.stem}.recovered{damaged.suffix}")
     try:
@@ -219,7 +219,7 @@ class Taken:
 
 
 def parted(words: Sequence[str]) -> tuple[tuple[Path, ...], tuple[str, ...]]:
-    """Return the files that hold kernels or replies, and the locators of the ops that they are for."""
+    """Return the files that hold kernels or replies, and the locators of their ops."""
     own = tuple(word for word in words if _is_locator(word))
     holding = tuple(Path(word) for word in words if word not in own)
     if not holding:

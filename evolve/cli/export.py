@@ -141,7 +141,7 @@ def _print_next(report: "ExportReport", output: Console, form: str) -> None:
     if form == "hf":
         output.print(f"\nnext\n  upload {report.folder} as a repository of kernels", soft_wrap=True)
         return
-    # The absolute path, because pip takes a bare name for a package in its index.
+    # The absolute path, because pip treats a bare name as a package of its index.
     wheel = max(report.folder.glob("*.whl"), default=report.folder) if form == "wheel" else report.folder
     install = f"pip install {wheel.absolute()}"
     output.print(f"\nnext\n  {install}\n  python -c 'import {report.package}'", soft_wrap=True)

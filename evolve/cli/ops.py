@@ -274,7 +274,8 @@ def _print_verdict(name: str, checked: str, spots: Sequence["BlindSpot"]) -> Non
         output.print(f"    and {len(spots) - SPOTS_SHOWN} more; --json lists them all", style="dim")
 
 
-MOST_LOST_WORKERS = 2  # if torch.compile kills this many in a row, the op's other workloads use eager only
+# if torch.compile kills this many workers in a row, the op's other workloads use eager PyTorch only
+MOST_LOST_WORKERS = 2
 ON_A_GPU = "run `evolve ops --measure --archive FILE` on a machine with a GPU, then `evolve merge FILE` here"
 
 

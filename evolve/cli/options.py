@@ -71,7 +71,7 @@ EngineOption = Annotated[
 AddressOption = Annotated[
     str,
     typer.Option("--address", metavar="auto|HOST:PORT", show_default="auto",
-                 help="Address of the Ray cluster, which this machine must be a node of."),
+                 help="Address of the Ray cluster, to which this machine must belong."),
 ]  # fmt: skip
 DevicePart = Annotated[str, typer.Option("--device", metavar="TEXT", help="Show only devices with TEXT in their name.")]
 ProposerOption = Annotated[
@@ -117,7 +117,7 @@ AGES = {"m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 7 * 86_400.0}
 
 
 def moment_of(text: str) -> float:
-    """Return the time that is meant by `2h`, `3d`, `2026-01-31` or `2026-01-31 14:30`; 0 for an empty text."""
+    """Return the time given as `2h`, `3d`, `2026-01-31` or `2026-01-31 14:30`; 0 for an empty text."""
     if not text:
         return 0.0
     number, unit = text[:-1], text[-1]
@@ -133,7 +133,7 @@ def moment_of(text: str) -> float:
 
 
 def known_dtype(given: str) -> str:
-    """Return the whole name of a dtype that may be given short, such as bf16."""
+    """Return the full name of a dtype, which may be abbreviated, such as bf16."""
     names = {**{short: name for name, short in SHORT_DTYPES.items()}, **{name: name for name in DTYPES}}
     if given and given not in names:
         raise UserError(f"there is no dtype `{given}`", f"choose one of: {', '.join(DTYPES)}")
@@ -266,7 +266,7 @@ LOCAL, RAY = ENGINES = ("local", "ray")
 
 @dataclass(frozen=True)
 class Machines:
-    """Where kernels are evaluated: an engine, the address of its cluster, and which of the GPUs there."""
+    """The place where kernels are evaluated: an engine, the address of its cluster, and the GPUs to use."""
 
     gpus: str = ""
     engine: str = LOCAL
@@ -310,7 +310,7 @@ class RunOptions:
     machines: Machines = HERE  # may change when a run is resumed, so it is not recorded
 
     def arguments(self) -> list[str]:
-        """Return the options that are recorded as arguments, except strategy and seed, which a Run has fields for."""
+        """Return the options that are recorded as arguments, except strategy and seed, for which a Run has fields."""
         from evolve.proposers.llm.models import without_secrets
 
         words: list[str] = []
@@ -322,7 +322,7 @@ class RunOptions:
 
 
 def recorded(run: Run) -> RunOptions:
-    """Return the options that a run was started with, as the archive recorded them."""
+    """Return the options with which a run was started, as recorded in the archive."""
     words = list(run.words[1:])
     values: dict[str, list[str]] = {name: [] for name in VALUED.values()}
     flags = {}

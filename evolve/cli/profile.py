@@ -62,7 +62,7 @@ def profile(
 
 
 def _loaded(requested: str, kernel: Kernel, workload: str) -> "Op":
-    """Load the kernel's op, or raise a UserError if it is another op or lacks the workload."""
+    """Load the kernel's op, or raise a UserError if the file defines another op or the op lacks the workload."""
 
     op = trial.load(requested or kernel.op)
     if op.name != kernel.op:

@@ -183,7 +183,7 @@ def _loaded(locators: Sequence[str]) -> "list[tuple[Op, str]]":
 
 
 def _described(op: "Op") -> str:
-    """Return an op's tensors with their dims: names are sizes that may vary, numbers are fixed."""
+    """Return an op's tensors with their dims. Names are sizes that may vary; numbers are fixed."""
     inputs, outputs = (
         ", ".join(f"{spec.name}[{' '.join(spec.dims)}]" for spec in specs) for specs in (op.inputs, op.outputs)
     )
@@ -220,7 +220,7 @@ def _check_proposer(name: str, setup: Setup) -> None:
 
 
 def _location(run_options: RunOptions, archive: Path | None) -> list[str]:
-    """Return the options that say where kernels are evaluated and archived, as they were given."""
+    """Return the given options for the place of evaluation and the archive."""
     given = {"--device": run_options.device, "--archive": str(archive or "")}
     words = [word for option, value in given.items() if value for word in (option, value)]
     return [*words, *run_options.machines.arguments()]

@@ -64,7 +64,7 @@ class RunSummary:
     run: Run
     spent: Spent
     best: float | None
-    curve: Curve = ()  # over the kernels proposed by then
+    curve: Curve = ()  # over the kernels proposed so far
 
     @property
     def idle(self) -> bool:

@@ -53,7 +53,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Backends:
-    """The proposer, the engine and the archive that a session works with."""
+    """The proposer, the engine and the archive of a session."""
 
     proposer: Proposer
     engine: Engine
@@ -87,7 +87,7 @@ class Session:
 
     def resume_command(self, more: Budget | None = None) -> str:
         """Return the command that resumes this session, with the larger limits in `more`, if any."""
-        if self.replay:  # a replay begins again, which takes little time because verdicts are repeated too
+        if self.replay:  # a replay starts from the beginning, which takes little time because verdicts are repeated too
             return typed(*self.command, "--replay", self.replay)
         limits = options.with_limits(self.given, more or Budget())
         return typed(*self.command, "--resume", self.id, *options.budget_arguments(limits))
@@ -341,7 +341,7 @@ def starting_engine(requested: str, phases: "Phases", output: Console, machines:
 
 
 def wait_for_device(engine: "Engine", requested: str, output: Console) -> None:
-    """Wait until the engine's device is ready, and print which one it is."""
+    """Wait until the engine's device is ready, and print its name."""
     with output.status("starting the workers"):
         signals.check()
         info = engine.info
@@ -355,7 +355,7 @@ def wait_for_device(engine: "Engine", requested: str, output: Console) -> None:
 
 
 def print_waits(phases: "Phases", output: Console) -> None:
-    """Print every reason to wait from now on, each once, and each kernel that waits for its baselines."""
+    """From now on, print each reason to wait once, and each kernel that waits for its baselines."""
     printed = set[str]()
 
     def shown(reason: str) -> None:

@@ -65,7 +65,8 @@ class Policy:
     most_preparers: int = 0  # processes that compile baselines ahead; they hold the device, but run nothing on it
     # Limit on a worker's memory. None for CUDA, which reserves too much address space for a limit.
     worker_bytes: int | None = None
-    kernels_are_native_code: bool = False  # can overwrite their worker's memory, so workers are confined more strictly
+    # these can overwrite their worker's memory, so workers are confined more strictly
+    kernels_are_native_code: bool = False
     replaced_after: tuple[Outcome, ...] = (Outcome.CRASHED, Outcome.LAUNCH_ERROR)  # these end the worker's use
 
     no_profiler: str = "this device has no profiler"  # reason why there are no counters
@@ -99,7 +100,7 @@ class DeviceFolder(Protocol):
         """Return a function that compiles without the device; called only if the policy allows compilers."""
 
     def supports(self, kernel: "Kernel") -> bool:
-        """Return False if it is clear before compiling that the source needs something the device lacks."""
+        """Return False if it is clear before compiling that the source needs a feature that the device lacks."""
 
     def preload(self) -> None:
         """Import modules for workers without using the device: workers are forked from this process."""

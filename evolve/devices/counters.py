@@ -50,7 +50,7 @@ COUNTERS = (
     TENSOR, LONG_SCOREBOARD, SHORT_SCOREBOARD, BARRIER, MATH_THROTTLE, BLOCKS_BY_REGISTERS, BLOCKS_BY_SHARED, WAVES,
 )  # fmt: skip
 
-# What a profile of several launches also holds for each of them.
+# Counters that a profile of several launches also holds for each launch.
 PER_LAUNCH = (
     DURATION, DRAM_READ, DRAM_WRITTEN, L2_BYTES, LONG_SCOREBOARD, SHORT_SCOREBOARD, BARRIER, MATH_THROTTLE,
 )  # fmt: skip

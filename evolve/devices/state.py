@@ -51,7 +51,7 @@ def changed(names: Iterable[str]) -> RejectedError:
 
 
 def readable(symbol: str) -> str:
-    """Return `calls` for `_ZZ10test_entryE5calls`, `a::other` for `_ZN1a5otherE`; leave other symbols as they are."""
+    """Return `calls` for `_ZZ10test_entryE5calls`, `a::other` for `_ZN1a5otherE`; leave other symbols unchanged."""
     return "::".join(_parts(symbol)[-1 if symbol.startswith("_ZZ") else 0 :])
 
 

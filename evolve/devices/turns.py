@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-# Not the environment's folder for temporary files, which differs between workers.
+# This is not the environment's folder for temporary files, which differs between workers.
 EVERYWHERE = Path("/tmp")  # noqa: S108 - the files hold nothing, and are opened without following links
 FOR_ALL = 0o777
 FILES = ("device.lock", "queue.lock")
@@ -20,7 +20,7 @@ FILES = ("device.lock", "queue.lock")
 # processes take turns of their own.
 TOGETHER = ("run", "check")
 ELSEWHERE = ("compile", "prepare", "sanitize")
-FOLDER = "EVOLVE_TURNS"  # the environment variable that tells such processes where the locks are
+FOLDER = "EVOLVE_TURNS"  # the environment variable with the folder of the locks for such processes
 
 
 class Turns:
@@ -104,7 +104,7 @@ def folder_of_card(card: str, own: Path) -> Path:
             for file in FILES:
                 os.close(_opened(folder / file))
             return folder
-    except OSError:  # such as another user's folder that is closed to others
+    except OSError:  # such as another user's folder without permissions for others
         pass
     own.mkdir(exist_ok=True)
     return own
@@ -116,7 +116,7 @@ def _opened(file: Path) -> int:
         return os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         descriptor = os.open(file, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        with contextlib.suppress(OSError):  # it has been created by another user meanwhile
+        with contextlib.suppress(OSError):  # another user has created it in the meantime
             os.fchmod(descriptor, 0o666)
         return descriptor
 

@@ -36,7 +36,7 @@ class JobState:
     fault: str = ""  # a failure that an earlier kernel may have caused by writing to the worker's memory
     traits: Traits | None = None  # set once the kernel has been compiled
     contends: bool = False  # a setting of knobs that is to be evaluated in full
-    shared: bool = False  # compilers that have nothing else to do help to compile it
+    shared: bool = False  # idle compilers help to compile it
 
     @property
     def at_a_glance(self) -> bool:
@@ -129,7 +129,7 @@ class Worker:
 
     @property
     def idle(self) -> bool:
-        known = self.pid != 0  # or it could not be ended if the fork server were killed
+        known = self.pid != 0  # otherwise it could not be ended after the fork server is killed
         return self.ready and known and self.current is None and self.channel.closed_at is None
 
     def begin(self, phase: str) -> None:

@@ -72,7 +72,7 @@ class TakesPauses(Engine, Protocol):
     """An engine whose jobs may pause: an item None means that there is no job now, and that more may follow."""
 
     def evaluate(self, jobs: Iterable[Job | None]) -> Iterator[Evaluation]:
-        """Yield one evaluation per job. Ends only after the last job, not at a pause."""
+        """Yield one evaluation per job. The generator ends only after the last job, not at a pause."""
 
 
 @runtime_checkable

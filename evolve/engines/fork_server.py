@@ -1,4 +1,4 @@
-"""Fork server: the process that workers are forked from. It imports PyTorch once and never uses a GPU.
+"""Fork server: the process from which workers are forked. It imports PyTorch once and never uses a GPU.
 
 When its engine ends, it kills every worker and all processes that workers have started, and ends too.
 """
@@ -37,7 +37,8 @@ def main() -> None:
     parser.add_argument("--project", type=Path, required=True)
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine handles Ctrl-C
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # for the imports only: later, processes started by workers would live on
+    # for the imports only: later, processes started by workers would continue to run
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     control = socket.socket(fileno=arguments.control)
     control.set_inheritable(False)
@@ -61,7 +62,7 @@ class _ForkServer:
         self._pid = os.getpid()
         self._pids: dict[int, int] = {}
         self._partial_line, self._channels = b"", list[int]()
-        # A child's exit writes to this pipe, so that a wait ends.
+        # The exit of a child writes to this pipe, so that waiting ends.
         self._wakeup_reader, self._wakeup_writer = os.pipe()
         os.set_blocking(self._wakeup_reader, False)
         os.set_blocking(self._wakeup_writer, False)
@@ -203,7 +204,7 @@ def _children() -> set[int]:
 
 
 def _kill(pid: int) -> None:
-    for kill in (os.killpg, os.kill):  # a worker that was forked only just now does not lead a group yet
+    for kill in (os.killpg, os.kill):  # a worker that was just forked does not lead a group yet
         with contextlib.suppress(OSError):
             kill(pid, signal.SIGKILL)
 

@@ -1,7 +1,7 @@
 """Missing baselines of judged kernels: each is compiled ahead, then timed once for all kernels that wait for it.
 
 A kernel that has passed was timed beside eager PyTorch. Its verdict is given when the times of torch.compile at its
-workloads are known as well; until then, evaluators go on with other kernels.
+workloads are known as well; until then, evaluators continue with other kernels.
 """
 
 from collections import Counter, deque
@@ -47,7 +47,7 @@ def beside_eager(evaluation: Evaluation) -> str:
 
 
 class LackingBaselines:
-    """The evaluations that are held until their baselines are known, and the work on these."""
+    """The evaluations that are held until their baselines are known, and the work on these baselines."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = [name for name in names if name != EAGER]

@@ -212,9 +212,9 @@ class LocalEngine:
                 idle = idle[HELPERS:]
 
     def _assign_preparations(self, info: DeviceInfo) -> None:
-        """Keep as many preparers as there is work for: each holds some of the device's memory.
+        """Keep as many preparers as there is work for, because each holds some of the device's memory.
 
-        They would delay the first verdict, if a kernel waits for it.
+        Start none while a kernel waits for the first verdict, which they would delay.
         """
         if not self._judged and any(isinstance(worker.current, JobState) for worker in self._pool.workers):
             return
@@ -227,7 +227,7 @@ class LocalEngine:
         for _ in range(self._preparers - len(running)):
             if request := self._lacking.take_compilation():
                 worker = self._pool.add(Role.PREPARER, info, self._cards[0])
-                worker.give(SideJob(request, request.op), info)  # it reads this once it has started
+                worker.give(SideJob(request, request.op), info)  # the worker reads this once it has started
                 worker.begin("")
 
     def _step(self) -> list[Evaluation]:
@@ -362,7 +362,8 @@ class LocalEngine:
             verdicts = self._resolve(current, failure)
         elif current:
             verdicts = self._end_side_job(current, None, fault)
-        self._replace(worker)  # only now: it removes the worker's folder, with the standard error that was read above
+        # only now, because it removes the worker's folder with the standard error that was read above
+        self._replace(worker)
         yield from verdicts
 
     def _handle_timeout(self, worker: Worker, fault: str) -> Iterator[Evaluation]:

@@ -39,7 +39,7 @@ class Fork:
     number: int
     role: Role
     folder: str  # the worker's own folder: its working folder, with its temporary files and its standard error
-    cubins: str  # folder to which compilers write what evaluators load
+    cubins: str  # folder to which compilers write files that evaluators load
     memory_bytes: int | None  # limit on the worker's memory; None on CUDA, which reserves terabytes of addresses
     device: DeviceInfo | None  # as an earlier worker measured it, so that nothing is measured twice
     card: str = ""  # the only card of the device that the worker may use, such as one GPU of several; empty: its first

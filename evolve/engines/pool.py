@@ -226,7 +226,8 @@ class ForkServer:
 
     def _send(self, request: Fork | Kill, *file_descriptors: int) -> None:
         self.channel.end.settimeout(EXIT_SECONDS)
-        with contextlib.suppress(OSError):  # it has ended or hangs: end of file or a worker's start deadline shows that
+        # it has ended or hangs, which the end of the file or a worker's start deadline shows
+        with contextlib.suppress(OSError):
             socket.send_fds(self.channel.end, [encode(request)], file_descriptors)
         self.channel.end.setblocking(False)
 

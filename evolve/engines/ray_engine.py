@@ -29,7 +29,8 @@ TICK_SECONDS, CLOSE_SECONDS = 0.2, 25.0
 GROWTH_SECONDS = 10.0  # between two searches for new nodes
 START_SECONDS = 300.0  # without any actor
 START_ATTEMPTS = 10  # by actors that are lost while they start, in a row and while none is ready
-MOST_LOSSES = 3  # a job that was lost so often is evaluated alone on an actor; again as often, its kernel is to blame
+# losses after which a job is evaluated alone on an actor; after as many more, its kernel is at fault
+MOST_LOSSES = 3
 CALLS_AT_ONCE = 8  # of an actor's methods
 
 LACKING = re.compile(r"No module named '[^']+'")  # in Ray's words for an actor that could not be created
@@ -95,7 +96,7 @@ class RayEngine:
 
     @property
     def info(self) -> DeviceInfo:
-        """The device, as the first actor has measured it. Waits until one is ready."""
+        """The device, with the rates that the first actor has measured. Waits until one is ready."""
         while self._info is None:
             self._step()
         return self._info
@@ -111,7 +112,7 @@ class RayEngine:
         verdicts: list[Evaluation] = []
         while True:
             try:
-                # Before the verdicts are handed over, so that the actors stay busy while the caller handles them.
+                # This is done before verdicts are yielded, so that the actors stay busy while the caller handles them.
                 ended = self._fill(iter(()) if ended else incoming)
             finally:
                 yield from verdicts
@@ -250,7 +251,7 @@ class RayEngine:
         self._first = self._first or slot
 
     def _lost(self, slot: _Slot, reason: str) -> Iterator[Evaluation]:
-        """Replace an actor that has died or cannot be reached, and put back its jobs."""
+        """Replace an actor that has died or cannot be reached, and queue its jobs again."""
         self._kill(slot)
         self._slots.remove(slot)
         if not slot.hello:

@@ -1,4 +1,4 @@
-"""Replay of a run on the archive as it was when the run began, with the verdicts that the run then got."""
+"""Replay of a run on the archive as it was when the run began, with the verdicts of the recorded run."""
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass

@@ -18,7 +18,7 @@ from pathlib import Path
 FILE_BYTES = 2**30
 PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 22, 38
 SECCOMP_MODE_FILTER = 2
-CAPABILITIES_VERSION, CAP_DAC_OVERRIDE = 0x20080522, 1 << 1  # lets root go on reading the user's files
+CAPABILITIES_VERSION, CAP_DAC_OVERRIDE = 0x20080522, 1 << 1  # lets root continue to read the user's files
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # the same on every architecture
 LANDLOCK_VERSION, LANDLOCK_PATH_BENEATH = 1, 1
 
@@ -42,7 +42,7 @@ HARMLESS_DEVICES = ("null", "zero", "full", "random", "urandom")
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a worker may still access."""
+    """The paths and sockets that a worker may still access."""
 
     writable: tuple[Path, ...]
     readable: tuple[Path, ...] = ()  # even if they are in a hidden folder of the user's home
@@ -150,7 +150,10 @@ def _allow(libc: ctypes.CDLL, ruleset: int, path: Path, rights: int) -> None:
 
 
 def _readable(bounds: Bounds) -> Iterator[Path]:
-    """Yield all but the hidden files in the user's home, which may hold keys; of these, only what Python needs."""
+    """Yield all but the hidden files in the user's home, which may hold keys.
+
+    Of these, only those that Python needs.
+    """
     yield from _visible(Path("/"), Path.home().resolve())
     yield from bounds.readable
     yield from (Path(entry) for entry in (*sys.path, sys.prefix, sys.base_prefix, sys.exec_prefix) if entry)
@@ -166,7 +169,7 @@ def _visible(folder: Path, home: Path) -> Iterator[Path]:
         return
     for entry in entries:
         if entry.is_symlink():
-            continue  # the link's target has a rule of its own
+            continue  # the link's target has a separate rule
         if home.is_relative_to(entry):
             yield from _visible(entry, home)
         elif folder != home or not entry.name.startswith("."):

@@ -2,7 +2,7 @@
 
 Nothing in it is locked or written twice, because locks of SQLite and of files are unreliable on shared disks. A claim
 is a file that only one machine can create. It is a lease: its holder renews the time of the file. A verdict is a file
-that appears whole or not at all, and only once. All operations are small shell scripts, so a folder on another machine,
+that is written in one step, and only once. All operations are small shell scripts, so a folder on another machine,
 which ssh reaches, is used in the same way.
 
     *.db                    archives with the kernels to evaluate; they are copied, never opened here

@@ -232,7 +232,7 @@ class Events:
 
 
 class Station:
-    """The engine that `make` returns, for a driver on another machine. Methods may be called side by side."""
+    """The engine that `make` returns, for a driver on another machine. Methods may be called concurrently."""
 
     def __init__(self, make: Callable[[Watch], tuple[TakesPauses, int]]) -> None:
         self._make = make

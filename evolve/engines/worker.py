@@ -77,7 +77,7 @@ NICE = 10  # of a process that compiles ahead, so that it does not slow those th
 
 
 def serve(device_kind: str, fork: Fork, channel: socket.socket, project: Path) -> None:
-    """Handle requests until the engine closes the channel. `project` is the folder that the user works in."""
+    """Handle requests until the engine closes the channel. `project` is the user's working folder."""
     torch.set_num_threads(1)
 
     def send(message: Message) -> None:
@@ -319,7 +319,7 @@ def _report_lacking(op: Op, evaluator: Evaluator, send: Send) -> None:
 
 
 def _turns(device_kind: str, folder: Path, send: Send) -> Turns | None:
-    """Return turns on a device whose times suffer when other workers use it."""
+    """Return turns on a device whose times would be disturbed by other workers."""
     if not policy_of(device_kind).times_are_gpu_times:
         return None
     os.environ[FOLDER] = str(folder)

@@ -41,11 +41,11 @@ NO_SUMS = Sums()
 def summed(terms: int, *, alike: bool, running: bool = False) -> Sums:
     """Return the error that is allowed for a sum of this many terms.
 
-    On average, twice that of a block of 256 threads: each adds up every 256th term, then their sums are added in pairs.
-    For short rows, whose roundings cancel, and for longer rows of similar terms, it is the error of a single thread.
-    The error of a `running` sum, whose order is given, may be as large in a row of any length. The error of a single
-    element may be as large as where one thread adds small terms to a large sum, so that all roundings have the same
-    direction. Two roundings are always allowed, as in a sum that is multiplied by the inverse of a count.
+    On average, this is twice the error of a block of 256 threads: each adds up every 256th term, then their sums are
+    added in pairs. For short rows, whose roundings cancel, and for longer rows of similar terms, it is the error of a
+    single thread. The error of a `running` sum, whose order is given, may be as large in a row of any length. The error
+    of a single element may be as large as where one thread adds small terms to a large sum, so that all roundings have
+    the same direction. Two roundings are always allowed, as in a sum that is multiplied by the inverse of a count.
     """
     if terms <= 1:
         return NO_SUMS
@@ -181,7 +181,7 @@ def allow_rounding_of_inputs(
 
 
 def allow_repeated_errors(errors: Errors, repeated: torch.Tensor, tolerance: Tolerance, scale: Scale) -> Errors:
-    """Allow each element the error that PyTorch makes there on inputs near these.
+    """Allow each element PyTorch's error on inputs near these.
 
     Where 1 - n * n is computed from a rounded n near 1, every error is large, but PyTorch's own may be small by chance.
     """

@@ -29,7 +29,8 @@ VERSION = 2  # of the timing method; cached times of other versions are ignored
 SAMPLES, SETS = 24, 2
 # Time limits: torch.compile unrolls a loop over a sequence, which can take an hour.
 COMPILE_SECONDS = {COMPILE: 60.0, AUTOTUNE: 120.0}
-# Without CUDA graphs, which would copy every input into their own buffers; a kernel's call makes no copies either.
+# This mode has no CUDA graphs, which would copy every input into their own buffers; a kernel's call makes no copies
+# either.
 MODES = {COMPILE: "default", AUTOTUNE: "max-autotune-no-cudagraphs"}
 # If one of these is set, torch.compile silently compiles nothing.
 SWITCHES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
@@ -203,7 +204,7 @@ def _using() -> list[tuple[object, str, str, Callable[..., object]]]:
 
 @contextlib.contextmanager
 def time_limit(seconds: float, expired: threading.Event | None = None) -> Iterator[None]:
-    """Raise TimeoutError in the body after some seconds. Works only in the main thread, where evaluations run."""
+    """Raise TimeoutError in the body after some seconds. It works only in the main thread, where evaluations run."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -15,7 +15,7 @@ GAP_BYTES = 4096  # minimum before and after every tensor
 # The first two read as NaN or as a huge number in every float type, so that a stray read shows in the output. The
 # others are an ordinary number and zero, as in real use: a kernel must not take them for its results.
 POISONS = (0xFF, 0x7E, 0x3F, 0x00)
-BY_CHANCE = 1 / 32  # share of one-byte elements that may equal the poison without being it
+BY_CHANCE = 1 / 32  # share of one-byte elements that may equal the poison by chance
 NOISE_BYTES = 2**14
 WORD_BYTES = 8
 SPARE_BYTES, GPU_SPARE_BYTES = 2**16, 2**26  # after all buffers: a write with a wrong stride ends up there
@@ -99,7 +99,7 @@ class Arena:
         return buffers
 
     def _fence(self, number: int, nbytes: int) -> torch.Tensor | None:
-        """Return memory for one tensor that ends at a fence, the same one as for the tensor of this number before."""
+        """Return memory that ends at a fence, for the tensor of this number the same memory as before."""
         held, needed = self._fences.get(number), nbytes + GAP_BYTES + LEAST_ALIGNMENT
         if (held is None or len(held) < needed) and self._fenced:
             held = self._fenced(needed)
@@ -109,7 +109,8 @@ class Arena:
 
     def _at_the_end(self, memory: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, poison: int) -> Buffer:
         nbytes = math.prod(shape) * dtype.itemsize
-        end = len(memory) - -nbytes % LEAST_ALIGNMENT  # the start is aligned, and so may be a few bytes off the end
+        # the start is aligned, so the end may be a few bytes before the fence
+        end = len(memory) - -nbytes % LEAST_ALIGNMENT
         start = end - nbytes
         before, behind = memory[start - GAP_BYTES : start], memory[end:]
         memory[start:end].fill_(poison)
@@ -161,7 +162,7 @@ def is_poison(values: torch.Tensor, poison: int) -> torch.Tensor:
 
 
 def unwritten(values: torch.Tensor, right: torch.Tensor, poison: int) -> int:
-    """Return how many elements were never written, judging by the poison that they hold where the right result differs.
+    """Return the number of elements that still hold poison where the right result differs.
 
     Elements of one byte may hold any value by chance, so only a large share of them is evidence.
     """
@@ -192,7 +193,8 @@ def is_huge(op: Op, workload: Workload) -> bool:
 def bytes_held(op: Op, workload: Workload) -> int:
     """Return the most memory that an evaluation needs.
 
-    It is needed when an output's errors must be explained; of huge outputs they are explained if memory is left.
+    This maximum is needed when an output's errors must be explained. Errors of huge outputs are explained only if
+    memory is left.
     """
     huge = is_huge(op, workload)
     of_inputs, of_outputs = (LEAST_INPUTS_HELD, LEAST_OUTPUTS_HELD) if huge else (INPUTS_HELD, OUTPUTS_HELD)

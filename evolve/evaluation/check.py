@@ -215,10 +215,10 @@ class Inspector:
         self.judge(draw, outputs, POISONS[1])
 
     def _leave_memory(self, own: list[torch.Tensor], *, timed: bool) -> None:
-        """Put outputs and workspace into a state that occurs in use: as the last call left them, random, or zero.
+        """Set outputs and workspace to a state that occurs in use: unchanged since the last call, random, or zero.
 
-        On a timed workload they stay as the last call left them, so that a kernel which finds its mark there and skips
-        its work fails.
+        On a timed workload they stay unchanged since the last call, so that a kernel that finds its mark there and
+        skips its work fails.
         """
         if timed:
             return
@@ -312,7 +312,7 @@ class Inspector:
 def _mixtures(op: Op, workload: Workload) -> int:
     """Return how many mixtures to draw: more than one if a parameter such as `eps` has a value not listed by the op.
 
-    Such a value matters on few distributions only, and with few rows, one mixture contains few of them.
+    Such a value matters only on few distributions, and with few rows, one mixture contains few of these.
     """
     listed = {parameter for place in op.listed for parameter in place.parameters}
     unlisted = any(isinstance(pair[1], float) and pair not in listed for pair in workload.parameters)

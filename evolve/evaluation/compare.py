@@ -1,4 +1,4 @@
-"""Comparison of an output with the float64 result: whether its errors, NaN and infinities are as allowed."""
+"""Comparison of an output with the float64 result: whether its errors, NaN and infinities are allowed."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ class Excuses:
     """Explanations of an error besides rounding and PyTorch's own error. The functions are called only where needed."""
 
     sums: Sums = NO_SUMS  # the allowed error of sums, see `summed`
-    # Computes how far each element moves when the inputs are perturbed by a rounding; it is slow.
+    # Computes the change of each element when the inputs are perturbed by a rounding; it is slow.
     perturbed: Callable[[], torch.Tensor] | None = None
     # Computes the error that PyTorch makes of such inputs, which is slower.
     repeated: Callable[[], torch.Tensor] | None = None
@@ -94,7 +94,7 @@ def clearly_right(results: Results, tolerance: Tolerance, sums: Sums, passes: Er
 
 
 def right_in_turn(results: Results, tolerance: Tolerance, sums: Sequence[Sums]) -> list[Comparison | None]:
-    """Compare a small output of which row i belongs to group i modulo their number, as `compared` would each group.
+    """Compare a small output by groups as `compared` would: row i belongs to group i modulo their number.
 
     All groups together take as many operations as a single group. None means that a group is not finite and right by
     the strictest of these rules.
@@ -198,7 +198,8 @@ def _with_infinities(
         return found
     largest = torch.finfo(scale.dtype).max
     target = torch.where(expected.abs() > largest, expected.to(scale.dtype).double(), expected)
-    # Near the largest number, rounding decides about infinity. Where PyTorch overflows on the way, a kernel may too.
+    # Near the largest number, rounding decides whether a result is infinite. Where PyTorch overflows on the way, a
+    # kernel may too.
     edge = (expected.abs() / largest - 1).abs() < EDGE
     overflowed = pytorch.isinf() & (expected.abs() > largest / 2)
     got = actual.double()
@@ -324,7 +325,7 @@ def _verdict(
 
 
 def _few_rows(errors: Errors) -> bool:
-    """Return whether only a few rows are off. A row may share one error, so it counts once."""
+    """Return whether only a few rows have too large errors. A row may share one error, so it counts once."""
     off = errors.off.abs() > errors.allowed
     rows = off.reshape(-1, off.shape[-1]).any(1) if off.ndim > 1 else off
     return int(rows.sum()) <= FEW_OFF
@@ -357,7 +358,7 @@ def _agreed(expected: torch.Tensor, not_finite: NotFinite | None, like: torch.Te
 
 
 def alike(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Return where both are finite, both NaN, or the same infinity; of integers, where they are equal."""
+    """Return where both are finite, both NaN, or the same infinity; for integers, where they are equal."""
     if not some.is_floating_point():
         return some == others
     return (some.isfinite() & others.isfinite()) | (some.isnan() & others.isnan()) | (some == others)
@@ -376,7 +377,7 @@ def _not_finite(got: torch.Tensor, expected: torch.Tensor) -> str:
 
 
 def _elements_off(error: torch.Tensor, allowed: torch.Tensor, actual: torch.Tensor, expected: torch.Tensor) -> str:
-    # Not `torch.unravel_index`, whose first call imports SymPy: every new worker would spend a second on it.
+    # This avoids `torch.unravel_index`, whose first call imports SymPy, which would cost every new worker a second.
     at = tuple(int(i) for i in np.unravel_index(int((error - allowed).argmax()), error.shape))
     return (
         f"{int((error > allowed).sum())} of {expected.numel()} elements are off by more than rounding explains; the "

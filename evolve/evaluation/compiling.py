@@ -31,7 +31,7 @@ from reference_ops.shapes import held_out, past_few_bits, powers_of_two, stretch
 HELD_OUT, HELD_OUT_TO_CONFIRM = 2, 6
 # A champion is also tested at a shape nearly as large as the largest declared: some faults show only there.
 LARGE_SHARE, LARGEST_BYTES = 4, 2**31
-MOST_THIN, THIN_BYTES = 4, 2**26  # kinds of declared rows of which a few are run under the sanitizer
+MOST_THIN, THIN_BYTES = 4, 2**26  # number of kinds of declared rows of which a few rows are run under the sanitizer
 P = TypeVar("P")
 M = TypeVar("M", bound=CompileResult)
 
@@ -129,7 +129,10 @@ class Compilation(Generic[P]):
         return self.drawn(self.listed(shapes, self.at(shapes.awkward)), shapes)
 
     def listed(self, shapes: Shapes, awkward: tuple[tuple[Workload, P], ...]) -> Compiled[P]:
-        """Compile for the declared workloads; `awkward` holds the programs for the others that the op lists."""
+        """Compile for the declared workloads.
+
+        `awkward` holds the programs for the other workloads that the op lists.
+        """
         declared, skipped = self._programs(shapes.declared)
         if not declared:
             raise _no_workload_left((*shapes.skipped, *skipped))
@@ -201,7 +204,8 @@ class Compilation(Generic[P]):
     def _steps(self, workload: Workload) -> int:
         """Return the steps of all threads of a block that goes through rows one after the other, if there is one.
 
-        A launch of fewer threads than rows has such a block. Others end after a few steps for each of their threads.
+        A launch of fewer threads than rows has such a block. Other blocks end after a few steps for each of their
+        threads.
         """
         rows = max(math.prod(self.op.shape(tensor, workload)[:-1]) for tensor in self.op.outputs)
         launches = [(math.prod(one.grid), math.prod(one.block)) for one in self._bound(workload).launches]

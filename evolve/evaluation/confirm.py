@@ -96,7 +96,7 @@ def duel(inspector: Inspector, program: Program, op: Op, workload: Workload, tim
 
 
 def without_small_form(programs: Compiled[Program], op: Op) -> tuple[tuple[Workload, Program], ...]:
-    """Return the smallest declared workloads with rows of which the kernel does not accept a few."""
+    """Return the smallest declared workloads for kinds of rows of which the kernel accepts no small number."""
     few = {without_rows(op, workload) for workload, _ in programs.thin}
     whole = [pair for pair in programs.declared if without_rows(op, pair[0]) not in few]
     whole = [pair for pair in whole if op.nbytes(pair[0]) <= WHOLE_BYTES]  # each tool holds all of its tensors
@@ -224,7 +224,7 @@ def repeats_rows(op: Op, workload: Workload) -> bool:
 
 
 def _growth(op: Op, known: Workload, workload: Workload) -> float:
-    """Return by how much the work exceeds that of a workload whose time is known."""
+    """Return the ratio of the work to that of a workload whose time is known."""
     return max(op.nbytes(workload) / op.nbytes(known), all_flops(op, workload) / max(1, all_flops(op, known)))
 
 
@@ -247,7 +247,7 @@ def _compiled(inspector: Inspector, kernel: Kernel, op: Op, workload: Workload) 
 
 
 def _check_rows(inspector: Inspector, program: Program, op: Op, workload: Workload, repeated: int) -> None:
-    """Check rows that are repeated an odd number of rows apart, so that an index 2**32 too low meets another row."""
+    """Check rows that repeat after an odd number of rows, so that an index 2**32 too low reads another row."""
     count = dict(workload.dims)[_rows(op)]
     period = max(LEAST_ROWS, prime_below(repeated * count // op.largest_tensor(workload)))
     few = with_rows(op, workload, period)

@@ -160,7 +160,7 @@ def glance(kernel: Kernel, op: Op, evaluator: "Evaluator", *, bars: Mapping[str,
 
 
 def defined_ones(programs: Compiled[Program], op: Op, device: Device) -> Compiled[Program]:
-    """Return the programs without drawn workloads that the op does not accept; edges must also have finite results."""
+    """Return the programs, except drawn workloads that the op does not accept. Edges must also have finite results."""
 
     def accepted(pairs: tuple[Pair, ...], *, finite: bool = False) -> tuple[Pair, ...]:
         return tuple(pair for pair in pairs if defined(op, pair[0], device.torch_device, finite=finite))
@@ -243,7 +243,7 @@ def check_stretched(programs: Compiled[Program], op: Op, inspector: Inspector) -
 
 
 def check_declared(programs: Compiled[Program], op: Op, inspector: Inspector, *, confirm: bool) -> None:
-    """Check the arrangements at the declared workloads, one at each in turn; to confirm, the extremes too.
+    """Check the arrangements at the declared workloads, one at each in turn; in a confirmation, the extremes too.
 
     Rows of every extreme are checked at one workload of each kind of rows, because a kernel may treat each kind
     differently. Where rows depend on each other, only two extremes are checked.
@@ -260,14 +260,14 @@ def check_declared(programs: Compiled[Program], op: Op, inspector: Inspector, *,
 
 
 def check_missing(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
-    """Check each distribution that no group of rows has met, at the smallest workload: a kernel may accept few."""
+    """Check each distribution that no group of rows has met yet, at the smallest accepted workload."""
     met = {check.values for check in inspector.checks}
     workload, program = min(programs.everywhere, key=lambda pair: op.nbytes(pair[0]))
     inspector.check_on(program, op, workload, [name for name in op.values if name not in met])
 
 
 def _chosen(pairs: list[Pair], op: Op, inspector: Inspector) -> Pair:
-    """Return one of the larger small workloads, where an index or a mask has room; else the smallest of all."""
+    """Return one of the larger small workloads, which have room for an index or a mask, or else the smallest of all."""
     in_order = sorted(pairs, key=lambda pair: op.nbytes(pair[0]))
     small = [pair for pair in in_order if op.nbytes(pair[0]) <= SMALL_BYTES] or in_order[:1]
     return inspector.rng.choice(small[len(small) // 2 :])

@@ -181,7 +181,10 @@ def _spot(known: Truth, output: str, corruption: str, words: str) -> BlindSpot:
 
 
 def _unnoticed(known: Truth, index: int) -> Iterator[BlindSpot]:
-    """Yield corruptions of one output that pass. On other than normal inputs, only material ones must be found."""
+    """Yield corruptions of one output that pass.
+
+    On other than normal inputs, only material corruptions must be found.
+    """
     name, output = known.op.outputs[index].name, known.pytorch[index]
     for corruption, spoil in CORRUPTIONS.items():
         if spoil in {one_nan, fewer_bits} and not output.is_floating_point():
@@ -265,7 +268,7 @@ def _visible(values: torch.Tensor, size: float) -> torch.Tensor:
 def _rms(values: torch.Tensor) -> float:
     """Return the root mean square of the finite values."""
     squares, count = 0.0, 0
-    for part in values.reshape(-1).split(AT_ONCE):  # in float64 the whole may not fit into memory
+    for part in values.reshape(-1).split(AT_ONCE):  # in float64 the whole output may not fit into memory
         numbers = part.double()
         finite = numbers.isfinite()
         squares += float(torch.where(finite, numbers, 0.0).square().sum())
@@ -347,7 +350,7 @@ def _has_extremes(values: torch.Tensor) -> bool:
 
 
 def clipped_indices(values: torch.Tensor) -> torch.Tensor:
-    """Move the greatest and the least index by one, as a kernel with an index cut too short does."""
+    """Move the greatest and the least index by one, like a kernel that clips an index too early."""
     if values.is_floating_point() or values.dtype == torch.bool or not values.numel():
         return values
     return values.clamp(max=max(0, int(values.max()) - 1))

@@ -1,4 +1,4 @@
-"""Timing of PyTorch itself at a workload, without a kernel. Its times show where a search can gain most."""
+"""Timing of PyTorch itself at a workload, without a kernel. These times show where a search can gain most."""
 
 import contextlib
 import secrets

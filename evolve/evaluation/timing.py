@@ -69,7 +69,8 @@ class Kept:
 class TimedOutputs:
     """Outputs of timed calls that are checked after timing: those of a few random calls and of the fastest one.
 
-    If a kernel skips work in some calls, one of those is the fastest. Of huge outputs only these are kept.
+    If a kernel skips work in some calls, one of those is the fastest. Of huge outputs only the checked elements are
+    kept.
     """
 
     rng: random.Random

@@ -97,7 +97,7 @@ class Truth:
         return next((found.fault for _, found in self.judged(index, actual) if found.fault), "")
 
     def is_open(self, index: int, group: RowGroup) -> bool:
-        """Return whether PyTorch's own result would be wrong here, as where squares of subnormal numbers underflow."""
+        """Return whether PyTorch's own result would be wrong here, as when squares of subnormal numbers underflow."""
         return any(found.fault for own, found in self.judged(index, self.pytorch[index]) if own == group)
 
     def groups(self, index: int) -> tuple[RowGroup, ...]:
@@ -321,7 +321,7 @@ def _is_nan(values: torch.Tensor) -> torch.Tensor:
 
 
 def _parts(group: RowGroup, values: torch.Tensor) -> Iterator[Rows]:
-    """Yield the rows of a group, in parts so small that the comparison of each takes little memory."""
+    """Yield the rows of a group, in parts whose comparison takes little memory."""
     if values.numel() <= MOST_AT_ONCE or not values.ndim:
         yield group.rows
         return
@@ -353,7 +353,8 @@ def _off(result: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 def _rounded(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Return float32 values near those of 16 or 32 bits, closer than `NEAR`; others as they are.
 
-    Not the next number above or below: with two choices for each of a few values, an error may be zero in all of them.
+    They are not the next numbers above or below: with two choices for each of a few values, an error may be zero in
+    all.
     """
     if not (values.is_floating_point() and values.element_size() in {2, 4}):
         return values

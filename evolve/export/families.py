@@ -1,4 +1,4 @@
-"""Families of functions with PyTorch's signatures: which modules of the template define them, and for which ops."""
+"""Families of functions with PyTorch's signatures: the modules of the template that define them, and their ops."""
 
 from collections.abc import Collection
 from types import ModuleType

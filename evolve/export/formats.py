@@ -47,7 +47,7 @@ def __getattr__(name):
 
 
 def written(form: str, name: str, files: Files) -> Files:
-    """Return the files to write in a format; those given are a folder's."""
+    """Return the files to write in a format; the given ones are those of a folder."""
     if form == WHEEL:
         return {f"{name}-{VERSION}-py3-none-any.whl": _wheel(name, files)}
     return _hub(name, files) if form == HUB else files

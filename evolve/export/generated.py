@@ -61,7 +61,7 @@ STUB = '''"""Types of the package for editors and type checkers."""
 __all__ = [{exported}]
 '''
 
-MODULES = ("layers", "nn", "optim")  # modules of every package that users name
+MODULES = ("layers", "nn", "optim")  # modules of every package that users import by name
 
 BODY = '''"""The functions of the package."""
 
@@ -321,7 +321,7 @@ def _typed(form: Form) -> str:
 
 
 def _passed(form: Form) -> str:
-    """Return a form's arguments as its function passes them on."""
+    """Return a form's arguments, as its function passes them to the form."""
     parameters = inspect.signature(form.lower).parameters.values()
     return ", ".join(f"{p.name}={p.name}" if p.kind is p.KEYWORD_ONLY else p.name for p in parameters)
 

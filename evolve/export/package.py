@@ -45,12 +45,12 @@ Sources = Mapping[str, tuple[tuple[str, str], ...]]  # by a kernel's id: the tex
 TAKEN_PACKAGES = (*runtime_copy.ROOTS, "torch", "cupy", "numpy", "test", "tests")
 
 
-Watch = Callable[[int, int], None]  # called with how many more kernels are compiled, and of how many
+Watch = Callable[[int, int], None]  # called with the number of further compiled kernels, and the total
 
 
 @dataclass(frozen=True)
 class Packing:
-    """How a package is written, and whether it holds kernels that are compiled for the GPUs on which they won."""
+    """Options of an export: the format, and whether kernels are compiled for the GPUs on which they won."""
 
     form: str = formats.FOLDER  # one of formats.FORMATS
     cubins: bool = False
@@ -135,7 +135,7 @@ def compiled(op: Op, shipped: Sequence[Shipped], sources: Sources, image: Image)
 def _sources(
     op: Op, shipped: Shipped, kernel: Kernel, evaluations: Sequence[Evaluation]
 ) -> tuple[tuple[str, str], ...]:
-    """Return the texts that are compiled, with their architectures, each once."""
+    """Return the texts to compile with their architectures, each pair once."""
     measured = {(one.device, one.times.workload) for one in shipped.measured}
     devices = {one.device.name: one.device for one in evaluations if one.kernel_id == shipped.id}
     return tuple(

@@ -34,7 +34,8 @@ def portable(op: Op, path: Path) -> OpModule:
     module = _module(op, path)
     for workload in op.gpu:
         _check_sizes(module.op, op, workload)
-    # Without values a recurrent layer takes as long as it has steps, so outputs are checked at the smallest sizes.
+    # Without values the time of a recurrent layer is proportional to its steps, so outputs are checked at the smallest
+    # sizes.
     smallest: dict[object, Workload] = {}
     for workload in sorted(op.gpu, key=lambda one: sum(size for _, size in one.dims)):
         smallest.setdefault((workload.dtype, workload.parameters), workload)
@@ -85,7 +86,7 @@ def _module(op: Op, path: Path) -> OpModule:
 
 
 def _check_sizes(exported: Op, op: Op, workload: Workload) -> None:
-    """Check that a call at this workload is recognised as such."""
+    """Check that the workload of a call at this workload is recognised."""
     try:
         read = workload_of(exported, _metas(op, workload), dict(workload.parameters))
     except NoKernelError as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 RUNTIME = "_runtime"
-# Where each of our packages goes in the exported package; longer prefixes come first.
+# Place of each of our packages in the exported package; longer prefixes come first.
 HOMES = {
     "evolve.export.template": RUNTIME,
     "evolve": RUNTIME,

@@ -1,6 +1,6 @@
 """Verification: checks and times champions again on this device, and compares the results with the known ones.
 
-The new verdicts are archived like any other, so only a kernel that wins here remains a champion here.
+The new verdicts are archived like any other, so only a kernel that wins on this device remains its champion.
 """
 
 import secrets

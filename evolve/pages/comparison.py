@@ -91,7 +91,7 @@ class RunComparison:
 
 
 def runs_compared(store: Store, a: str, b: str) -> RunComparison | None:
-    """Read two runs of one op on one device by their whole ids; None if there are no such two."""
+    """Read two runs of one op on one device by their whole ids; None if the archive lacks one of them."""
     found = {run.id: run for run in store.find(Run, ids=[a, b])}
     if len(found) < 2 or len({(run.op, run.device) for run in found.values()}) > 1:
         return None

@@ -67,7 +67,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Child:
-    """A kernel that was made from this one, with its latest verdict, on a GPU if there is one."""
+    """A child of this kernel, with its latest verdict, preferably from a GPU."""
 
     kernel_id: str
     operator: str
@@ -77,7 +77,7 @@ class Child:
 
 @dataclass(frozen=True)
 class KernelPage:
-    """Everything that the page of a kernel shows."""
+    """The content of a kernel's page."""
 
     kernel: Kernel
     asked: tuple[Asked, ...]

@@ -66,7 +66,7 @@ def ancestry(store: Store, kernel_id: str, most: int) -> tuple[list[str], bool]:
 
 
 def absent(store: Store, kernels: Iterable[str]) -> frozenset[str]:
-    """Return the addresses of the kernels that the archive lacks, as parents of kernels from elsewhere may be."""
+    """Return the addresses of kernels that the archive lacks, such as parents of merged kernels."""
     named = set(kernels)
     held = {one.id for one in store.find(KernelSummary, ids=list(named))} if named else set()
     return frozenset(map(addresses.kernel_page, named - held))
@@ -75,7 +75,7 @@ def absent(store: Store, kernels: Iterable[str]) -> frozenset[str]:
 def _with_ancestors(store: Store, ids: Iterable[str], most: int) -> tuple[dict[str, ProposalSummary | None], bool]:
     """Return the first proposal of each kernel and of its ancestors through first parents, nearest first.
 
-    Also return whether there are more than these, of which there are about `most`.
+    At most about `most` are returned. Also return whether there are more.
     """
     found: dict[str, ProposalSummary | None] = {}
     waiting = list(ids)

@@ -22,7 +22,7 @@ DOTS_DRAWN = 1_000  # most kernels in the plot of the best so far, beside those 
 
 @dataclass(frozen=True)
 class Reason:
-    """A reason why kernels failed, how many of the newest ones did, and one of them."""
+    """A reason why kernels failed, the number of the newest kernels with it, and one of them."""
 
     words: str
     number: int
@@ -40,7 +40,7 @@ class OutcomeLine:
 
 @dataclass(frozen=True)
 class OpPage:
-    """Everything that the page of an op on one device shows."""
+    """The content of the page of an op on one device."""
 
     standing: Standing
     main: bool  # whether this is the device that is shown if none is named
@@ -58,7 +58,7 @@ class OpPage:
 
 
 def op_page(store: Store, op: str, device: str = "") -> OpPage | None:
-    """Read the page of an op on a device, by default on its first; None if nothing of it was evaluated there."""
+    """Read the page of an op on a device, by default on its first; None if no kernel of it was evaluated there."""
     found = devices(store, op)
     main = _main(store, op, found)
     info = next((one for one in found if one.key == device), None) if device else main

@@ -57,7 +57,7 @@ class OpLine:
 
     @property
     def gain(self) -> float:
-        """The geometric mean over all workloads of the speedup, which is 1 where PyTorch is faster or alone."""
+        """The geometric mean speedup over all workloads; 1 for each where PyTorch is faster or no kernel passed."""
         return math.prod(max(1.0, speedup) for speedup in self.speedups) ** (1 / max(1, self.workloads))
 
     @property
@@ -101,7 +101,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Overview:
-    """Everything that the first page shows."""
+    """The content of the first page."""
 
     archive: str
     lines: tuple[OpLine, ...]  # by family, then by op

@@ -180,7 +180,7 @@ def _device(name: str) -> str:
 
 
 def models(names: Iterable[str]) -> dict[str, str]:
-    """Return as many of the first words of each name as tell these devices apart, such as H100."""
+    """Return the first words of each name that distinguish these devices, such as H100."""
     words_of = {name: _device(name).split() for name in names}
     most = max(map(len, words_of.values()), default=0)
     for number in range(1, most):

@@ -32,7 +32,7 @@ class Spending:
     passed: int
     tokens: int
     usd: float
-    seconds: float  # of waiting for replies
+    seconds: float  # seconds of waiting for replies
     best: float | None  # best ratio to the basis
 
 
@@ -50,7 +50,7 @@ class Find:
 
 @dataclass(frozen=True)
 class Quality:
-    """The spending of a run at one moment, and the best so far of its own kernels."""
+    """The cost of a run at one moment, and the best so far of its own kernels."""
 
     spent: Spent
     best: float  # largest ratio to the basis on any workload
@@ -58,7 +58,7 @@ class Quality:
 
 @dataclass(frozen=True)
 class RunPage:
-    """Everything that the page of a run shows."""
+    """The content of a run's page."""
 
     run: Run
     device: DeviceInfo | None
@@ -119,7 +119,7 @@ def _verdicts(store: Store, run: Run, kernels: Sequence[str]) -> dict[str, Evalu
 
 
 def qualities(run: Run, past: History, verdicts: dict[str, EvaluationSummary], basis: Basis) -> Iterable[Quality]:
-    """Yield the spending and the best so far after each of the run's own kernels that passed."""
+    """Yield the cost and the best so far after each of the run's own kernels that passed."""
     spent, best = Spent(), 0.0
     for step in budget.steps(run.id, past):
         spent += step.spent

@@ -73,7 +73,7 @@ def stamp(archive: Path) -> Stamp:
         except OSError:
             found.append((0, 0))
             continue
-        # Reading creates and removes an empty log.
+        # Reading an archive creates and removes an empty log.
         found.append((stat.st_mtime_ns, stat.st_size) if stat.st_size else (0, 0))
     return tuple(found)
 
@@ -93,7 +93,7 @@ class Pages:
     cost_seconds: float = 0.0  # of the last page that was made
 
     def get(self, path: str) -> Page | str:
-        """Return a page. Called in several threads; a page that two of them make at once is made twice."""
+        """Return a page. This is called in several threads; a page that two threads request at once is made twice."""
         now, (at, page) = stamp(self.archive), self.kept.get(path, ((), ""))
         if at == now:
             return page
@@ -197,7 +197,7 @@ def _document(page: Page, status: int = 200) -> Response:
 
 
 async def changes(pages: Pages, ending: Callable[[], bool] = lambda: False) -> AsyncGenerator[str]:
-    """Yield an event whenever the archive has changed, and a comment now and then to notice a lost reader."""
+    """Yield an event whenever the archive has changed, and a comment from time to time to notice a lost reader."""
     last, told, quiet = stamp(pages.archive), time.monotonic(), 0.0
     yield "retry: 2000\n\n"
     while not ending():
@@ -227,7 +227,7 @@ def listening(port: int) -> socket.socket:
 
 
 def serve(archive: Path, site: Answering, bound: socket.socket) -> None:
-    """Answer requests until a signal comes."""
+    """Answer requests until a signal arrives."""
     threading.Thread(target=_prepare, args=(site, archive), daemon=True).start()
     running: list[uvicorn.Server] = []
     app = application(archive, site, lambda: any(one.should_exit for one in running))

@@ -34,7 +34,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Line:
-    """A named line. Drawn as steps, the value of each point holds until the next one."""
+    """A named line. If drawn as steps, the value of each point holds until the next point."""
 
     name: str
     points: Sequence[Point]
@@ -60,7 +60,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class BarGroup:
-    """Bars that share a label; the mark is a value that none of them can fall below."""
+    """Bars that share a label; the mark is a lower bound of their values."""
 
     label: str
     bars: Sequence[Bar]

@@ -23,7 +23,7 @@ WIDEST = 16  # bytes in the widest memory access
 
 
 class Kind(StrEnum):
-    """The kind of limit that a kernel runs into."""
+    """The kind of limit that a kernel reaches."""
 
     SPILLS = "register spills"
     UNCOALESCED = "uncoalesced access"

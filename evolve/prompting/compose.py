@@ -125,7 +125,7 @@ class PromptSection:
 
 
 def _fitted(sections: Sequence[PromptSection], max_tokens: int) -> tuple[str, ...]:
-    """Choose the fullest rendering of each section with which all of them together stay within the limit."""
+    """Choose the fullest rendering of each section such that all of them together stay within the limit."""
     chosen = [0] * len(sections)
     costs = [[tokens(text) + 1 for text in section.renderings] for section in sections]
     while sum(cost[index] for cost, index in zip(costs, chosen, strict=True)) > max_tokens:
@@ -154,7 +154,7 @@ def _learned(request: Request, operator: str, parents: tuple[Candidate, ...]) ->
         few = "\n".join([heading, *listed(lines, FEW)])
         yield PromptSection(Priority.LESSONS, ("\n".join([heading, *lines]), few, f"{heading}\n{LEFT_OUT}"))
     if request.population:
-        # An exploration must differ from every kernel alive, so it keeps their list for longer.
+        # An exploration must differ from every kernel alive, so its prompt keeps their list for longer.
         priority = Priority.SECOND_PARENT if operator == EXPLORE else Priority.POPULATION
         shown = tuple(kernel_sections.population_section(request.population, most) for most in (MANY, FEW))
         yield PromptSection(priority, (*shown, f"# The kernels that are alive\n{LEFT_OUT}"))

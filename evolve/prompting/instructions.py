@@ -1,6 +1,6 @@
 """Instructions beyond C++ that kernels may use, by architecture, with examples of those that an op can need.
 
-A test compiles every example, so that each is valid as it stands.
+A test compiles every example unchanged.
 """
 
 import re

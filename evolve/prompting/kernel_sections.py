@@ -55,7 +55,7 @@ def _in_flight(traits: Traits) -> str:
 
 
 def pytorch_section(request: Request) -> str:
-    """Return the section about PyTorch: its best time on each workload, and how exact it is; empty if unknown."""
+    """Return the section about PyTorch: its best time and its error on each workload; empty if unknown."""
     lines = [f"- {one_line(key, MAX_WORKLOAD)}: {us(time_us)}" for key, time_us in request.pytorch_us]
     if lines:
         lines = ["The best of eager and torch.compile, the times to beat:", *listed(lines, MAX_MEASUREMENTS)]
@@ -134,7 +134,7 @@ def weakest_workload(request: Request) -> tuple[str, Measurement | None]:
 
 
 def standing(m: Measurement) -> str:
-    """Describe in a few words how good a time is."""
+    """Return a short phrase on the quality of a time."""
     light = f", {m.share_of_light:.0%} of the speed of light" if m.share_of_light else ""
     return f"{us(m.median_us)}, {times(m.speedup)} the best of PyTorch{light}"
 
@@ -158,7 +158,7 @@ def _resources(spent: Resources) -> str:
 
 
 def _not_run(skipped: tuple[str, ...]) -> list[str]:
-    """Return one line for each reason not to run, with the workloads it applies to."""
+    """Return one line for each reason not to run, with its workloads."""
     reasons: dict[str, list[str]] = {}
     for line in skipped:
         workload, _, reason = line.partition(": ")
@@ -205,7 +205,7 @@ def _better(one: float | None, other: float | None) -> str:
     return f"parent 1 {us(one)}, parent 2 {us(other)}: {better} is {ratio:.2f} times as fast"
 
 
-TOO_MUCH = 1.1  # ratio of the bytes moved to the least possible, from which it is mentioned
+TOO_MUCH = 1.1  # ratio of the bytes moved to the least possible, above which it is mentioned
 # Counters that are informative only in relation to another one.
 RATIOS = (
     ("32-byte sectors for each global load of a warp", counters.LOAD_SECTORS, counters.LOAD_REQUESTS),

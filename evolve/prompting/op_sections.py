@@ -86,7 +86,7 @@ def op_section(op: Op, device: DeviceInfo, reference_source: str, characters: in
 
 
 def _extremes(op: Op) -> Iterator[str]:
-    """Yield what outputs must be at the extremes of the inputs, and which of these the op leaves undefined."""
+    """Yield the required outputs at the extremes of the inputs, and the extremes that the op leaves undefined."""
     met = [*(EXTREME[name] for name in op.extremes), *(_words(name) for name in op.arrangements)]
     yield f"Each of these is checked on its own too: {'; '.join(met)}."
     if any(name in NOT_FINITE for name in op.extremes):

@@ -4,7 +4,7 @@ DRAFT, IMPROVE, EXPLORE, CROSSOVER = "draft", "improve", "explore", "crossover"
 REPAIR, SPECIALISE, PORT = "repair", "specialise", "port"
 PARENTS = {DRAFT: 0, IMPROVE: 1, EXPLORE: 0, CROSSOVER: 2, REPAIR: 1, SPECIALISE: 1, PORT: 1}  # number of parents
 OPERATORS = tuple(PARENTS)
-# asks for ideas in words, each of which is then drafted; not an operator, because it makes no kernel
+# asks for designs in words, each of which is then drafted; not an operator, because it makes no kernel
 DESIGNS = "designs"
 FENCED, WHOLE, EDITS = "fenced", "whole", "edits"
 FORMS = (FENCED, WHOLE, EDITS)

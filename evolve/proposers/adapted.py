@@ -40,7 +40,7 @@ _known: list[tuple[Op, list[Equivalent]]] = []  # the equivalents of each task, 
 
 
 def kernels_for(task: Op, *, plain: bool = False) -> Iterator[Kernel]:
-    """Yield the shipped kernels of all ops that compute the same as the task, as far as they can be adapted."""
+    """Yield the shipped kernels, adapted to the task, of all ops that compute the same; others are left out."""
     for same in find_equivalents(task):
         for kernel in library.plain(same.op.name) if plain else library.shipped(same.op.name):
             if found := adapted(kernel, task, same):

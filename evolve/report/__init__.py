@@ -1,1 +1,1 @@
-"""What the user sees: tables, reports and the live display."""
+"""Output for the user: tables, reports and the live display."""

@@ -1,4 +1,4 @@
-"""The times that a kernel's times are compared with: PyTorch's on a GPU, elsewhere those of the op's first kernel."""
+"""The basis of speedups: PyTorch's times on a GPU, elsewhere those of the op's first kernel."""
 
 import math
 from collections.abc import Iterable, Mapping

@@ -85,7 +85,7 @@ def _rises(ranked: Sequence[RankedTimes], basis: Basis) -> tuple[Sequence[Ranked
 
 
 def _best_of_their_sets(timed: Sequence[RankedTimes], basis: Basis) -> set[int]:
-    """Return the places of the kernels that are on a workload faster than the basis and all earlier kernels.
+    """Return the places of the kernels that are faster than the basis and all earlier kernels on some workload.
 
     Kernels are compared with those that were timed on the same set of workloads.
     """

@@ -196,7 +196,7 @@ def _axis_of(rows: Sequence[FamilyFigures]) -> LogAxis:
 
 
 def picture(figures: DeviceFigures) -> str:
-    """Return an SVG with two bars per family: the share of the speed of light, and the speedup over PyTorch's best."""
+    """Return an SVG with two bars per family: the share of the speed of light, and the speedup over PyTorch."""
     rows = (*figures.families, figures.total)
     axis, bottom = _axis_of(rows), TOP + ROW * len(rows)
     width, height = RIGHT + PANEL + 60, bottom + 42

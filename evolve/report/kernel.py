@@ -204,7 +204,7 @@ def evaluation_details(evaluation: Evaluation, width: int, basis: Basis) -> Iter
 
 
 def reply_details(proposal: Proposal) -> Iterator[RenderableType]:
-    """Yield a reply without a kernel, and the reason why no kernel was found in it, if one was asked for."""
+    """Yield a reply without a kernel, and, if the prompt requested a kernel, the reason why none was found."""
     what = "a reply without a kernel" if proposal.failure else "a reply in words, from which kernels are written"
     yield Text.assemble((proposal.id, "bold"), f"  {proposal.op}: {what}")
     yield _proposal_line(proposal)

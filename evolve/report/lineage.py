@@ -89,7 +89,7 @@ def _on_device(whole: Lineage, device: DeviceInfo) -> Lineage:
 
 
 def roots_shown(lines: Lineage, *, everything: bool) -> list[str]:
-    """Return the roots of all trees, or of those that the population descends from."""
+    """Return the roots of all trees, or only those of the trees with a kernel of the population."""
     visible = None if everything else _ancestors_of_population(lines)
     return [root for root in lines.roots if visible is None or root in visible]
 

@@ -18,7 +18,7 @@ from evolve.selection import population
 from evolve.selection.population import Champion
 from evolve.selection.view import judged_on_gpus
 
-READ_AT_ONCE = 500  # kernels; the first few have usually passed on every workload
+READ_AT_ONCE = 500  # kernels; usually, the first few include one that passed on every workload
 PLACES = "places, 1"  # name of the archived values; increase its number when their computation changes
 
 
@@ -46,7 +46,7 @@ class Standing:
 
     @property
     def leading(self) -> tuple[str, int] | None:
-        """The champion that ranks first over all workloads, and the number of workloads that it is champion of."""
+        """The champion that ranks first over all workloads, and the number of workloads on which it is champion."""
         won = Counter(champion.kernel_id for champion in self.champions)
         ranked = (verdict.kernel_id for verdict in self.population)
         return next(((kernel_id, won[kernel_id]) for kernel_id in ranked if won[kernel_id]), None)

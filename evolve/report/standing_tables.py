@@ -208,7 +208,10 @@ def unmeasured_table(kernels: Sequence[Kernel], proposals: Mapping[str, Proposal
 
 
 def counts_line(standing: Standing) -> str:
-    """Return the number of kernels with each outcome; more than two kinds of failure are added up first."""
+    """Return the number of kernels with each outcome.
+
+    If there are more than two kinds of failure, their sum comes first.
+    """
     counts = standing.outcomes
     failures = {outcome: count for outcome, count in counts.items() if outcome != str(Outcome.PASSED)}
     summed = len(failures) > KINDS_SHOWN

@@ -125,7 +125,7 @@ class Lessons:
     def sentences(self, *, timed: bool = True) -> tuple[str, ...]:
         """Return the most important sentences first: gains, the best knobs, losses, causes of failures and others.
 
-        Without `timed`, those from times are left out: a gain on the emulator says nothing about a GPU.
+        Without `timed`, lessons from times are left out: a gain on the emulator says nothing about a GPU.
         """
         for family in self._changed:
             self._effects.pop(family, None)

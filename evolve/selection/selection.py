@@ -32,7 +32,7 @@ class Agenda:
     new: tuple[Kernel, ...]
     bars: tuple[tuple[str, float], ...]  # the time to beat on each workload, in us
     duplicates: Duplicates
-    settings: frozenset[str]  # those of the new kernels that set the knobs of a kernel that has passed
+    settings: frozenset[str]  # the new kernels that differ only in knobs from a kernel that has passed
 
 
 def agenda(view: OpView, waiting: Iterable[str]) -> Agenda:

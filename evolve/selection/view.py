@@ -112,7 +112,7 @@ class OpView:
     # Data for the next steps.
 
     def ask_for(self, kernels: Iterable[str]) -> None:
-        """Count these kernels as pending, also shipped ones, and on other devices what GPUs have evaluated."""
+        """Count these kernels as pending, even shipped ones and, on other devices, those that GPUs have evaluated."""
         self._asked.update(kernels)
         for kernel_id in self._dormant.keys() & self._asked - self.scope.excluded:
             self._wake(kernel_id)

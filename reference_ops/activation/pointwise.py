@@ -78,7 +78,8 @@ def gradient_from_output(
 ) -> Op:
     """Return the op `grad_x = native(grad_out, out)`, in float32 and rounded once.
 
-    The baseline, PyTorch's own, rounds at every step on a GPU: near 1, few digits of 1 - out are left in 16 bits.
+    The baseline, PyTorch's own function, rounds at every step on a GPU: if `out` is near 1, 1 - out has few digits in
+    16 bits.
     """
 
     def reference(grad_out: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

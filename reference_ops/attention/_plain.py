@@ -37,7 +37,7 @@ def attended(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute in float32 or wider; only the weights are rounded to the dtype, as for tensor cores.
 
-    16-bit products are too inexact, because PyTorch lets cuBLAS round partial sums.
+    16-bit products are too inexact, because cuBLAS may round partial sums in PyTorch.
     """
     keys, values = (repeated(tensor, q) for tensor in (k, v))
     scores = scores_of(q, keys, causal, window)

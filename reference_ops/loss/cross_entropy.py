@@ -79,7 +79,7 @@ def all_ignored_but_one(inputs: Tensors, _: torch.Generator, known: Mapping[str,
 
 
 def all_ignored(inputs: Tensors, _: torch.Generator, known: Mapping[str, Any]) -> None:
-    """Ignore every row, as in a batch of padding: the loss is NaN, and its gradient is zero."""
+    """Ignore every row, as in a batch that is only padding: the loss is NaN, and its gradient is zero."""
     inputs["targets"].fill_(known["ignore_index"])
 
 

@@ -34,7 +34,7 @@ def longest_sum(known: Mapping[str, Any]) -> int:
     return int(max(known["rows"], known["cols"]))
 
 
-# On a GPU PyTorch's sum of squares makes NaN of an infinity.
+# On a GPU PyTorch's sum of squares of an infinity is NaN.
 OF_INFINITE_ROWS = dict.fromkeys(
     (INFINITE, MINUS_INF), "the other numbers of a row with an infinity become 0 or NaN, as the squares are summed"
 )

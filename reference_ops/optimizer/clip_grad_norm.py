@@ -23,7 +23,7 @@ op = Op(
         *workloads("bfloat16 float32 float16", {"n": 2**26}, max_norm=1.0),  # a bucket of a large model
         *workloads("float32", {"n": 25_557_032}, max_norm=1.0),  # all of ResNet-50
         *workloads("bfloat16", {"n": 50257 * 768}, {"n": 768 * 768}, {"n": 9_999_991}, max_norm=1.0),  # GPT-2; awkward
-        *workloads("float32", {"n": 9_999_991}, max_norm=1e4),  # the usual norm is a third of that: no clipping
+        *workloads("float32", {"n": 9_999_991}, max_norm=1e4),  # the usual norm is a third of this limit: no clipping
     ),
     emulated=(
         *workloads("float32 bfloat16 float16", {"n": 8 * 1024}, {"n": 3 * 4096 + 32}, max_norm=1.0),

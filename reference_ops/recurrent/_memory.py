@@ -65,7 +65,7 @@ def hand_back(inputs: Tensors, generator: torch.Generator) -> None:
     handing = _some(hidden, generator, w_hh.device)
     w_hh.copy_(torch.where(handing[:, None], w_hh * QUIET, w_hh))  # the weights to other units, which forget
     w_hh.copy_(torch.where(handing, torch.eye(hidden, device=w_hh.device), w_hh))
-    out.masked_fill_(handing, 0.0)  # where tanh is steepest, and its slope is one
+    out.masked_fill_(handing, 0.0)  # where tanh is steepest, with a slope of one
     for name, chance in (("grad_out", PULSE_CHANCE), ("grad_h_n", 1.0)):
         gradient = inputs[name]
         pulses = torch.empty_like(gradient).bernoulli_(chance, generator=generator)

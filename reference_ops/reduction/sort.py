@@ -44,7 +44,7 @@ ops = (
         "one with the lower index comes first. Rows with NaN are outside the contract.",
         reference=sort,
         baseline=unstable,
-        baseline_free=("indices",),  # PyTorch may take any of equal values
+        baseline_free=("indices",),  # PyTorch may select any of equal values
         inputs=tensors(x="rows cols"),
         outputs=tensors(values="rows cols", indices="int64[rows cols]"),
         gpu=(

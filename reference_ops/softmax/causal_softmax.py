@@ -1,4 +1,4 @@
-"""A scaled softmax of attention scores in which no query sees later keys, and its backward."""
+"""The causal softmax of attention scores, in which a query sees no later keys, with a scale; and its backward."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from reference_ops.softmax.softmax import OF_GRADIENTS
 
 
 def causal_softmax(x: torch.Tensor, scale: float) -> torch.Tensor:
-    return as_called(x, scale).masked_fill(later(x), 0)  # in a row of NaN too
+    return as_called(x, scale).masked_fill(later(x), 0)  # also in a row of NaN
 
 
 def as_called(x: torch.Tensor, scale: float) -> torch.Tensor:

@@ -131,7 +131,7 @@ def _gradients(forward: Case, names: list[str]) -> Case:
 
 
 def _accepted(function: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that a function takes; shared ones may be meant for another function."""
+    """Return the settings that a function takes; shared settings may belong to another function."""
     known = inspect.signature(function).parameters
     if any(one.kind is one.VAR_KEYWORD for one in known.values()):
         return dict(settings)

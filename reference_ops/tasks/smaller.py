@@ -1,4 +1,4 @@
-"""Smaller and awkward sizes of a task, found by trying: the task alone decides which sizes are valid together."""
+"""Smaller and awkward sizes of a task, found by trial: only the task determines which sizes are valid together."""
 
 import contextlib
 import math

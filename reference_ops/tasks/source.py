@@ -21,7 +21,7 @@ class TaskError(Exception):
 
 
 Shapes = Mapping[str, tuple[int, ...]]  # by tensor
-Sizes = Mapping[str, int]  # what the task's author calls a size
+Sizes = Mapping[str, int]  # the task's own name for a size
 
 
 def identifier(text: str, taken: set[str]) -> str:

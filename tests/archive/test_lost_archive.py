@@ -27,7 +27,7 @@ def test_the_copy_holds_all_records_and_those_that_were_being_added(tmp_path: Pa
         open_archive(path).close()
     with pytest.raises(ArchiveError, match="was deleted or replaced while it was in use") as caught:
         store.append(OTHER)
-    with pytest.raises(ArchiveError):  # such as the end of a run, which is recorded on the way out
+    with pytest.raises(ArchiveError):  # such as the end of a run, which is recorded as the run ends
         store.append(THIRD)
     (copy,) = tmp_path.glob("archive-rescued-*.db")
     assert str(copy) in str(caught.value)
@@ -51,7 +51,7 @@ def test_an_archive_whose_folder_is_gone_is_saved_elsewhere(tmp_path: Path, monk
     assert len(open_archive(next(elsewhere.iterdir())).find(Kernel)) == 2
 
 
-def test_reading_an_archive_whose_folder_is_gone_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_an_archive_whose_folder_is_gone_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_archive(tmp_path / "folder" / "archive.db")
     monkeypatch.chdir(tmp_path)
     shutil.rmtree(tmp_path / "folder")

@@ -1,4 +1,4 @@
-"""Generated plans and garbage: a printed plan reads back as itself, and invalid text raises only PlanError."""
+"""Generated plans and invalid text: a printed plan parses to the same plan, and invalid text raises PlanError."""
 
 import pytest
 from hypothesis import given
@@ -93,7 +93,7 @@ def damaged_kernels(draw: st.DrawFn) -> str:
 
 
 @given(plans().filter(lambda plan: "*/" not in print_plan(plan)))
-def test_a_printed_plan_reads_back_as_the_same_plan(plan: Plan) -> None:
+def test_a_printed_plan_is_parsed_to_the_same_plan(plan: Plan) -> None:
     kernel = parse(f"{OPEN}\n{print_plan(plan)}{CLOSE}\nvoid f() {{}}\n")
     assert kernel.plan == plan
     assert parse(kernel.text).text == kernel.text
@@ -110,7 +110,7 @@ def test_text_that_is_not_a_kernel_is_refused_with_one_of_its_lines(text: str) -
         assert parse(kernel.text) == kernel
 
 
-def test_the_undamaged_kernel_is_read() -> None:
+def test_the_unchanged_kernel_is_parsed() -> None:
     assert parse(KERNEL).plan.launches[0].cooperative
     with pytest.raises(PlanError):
         parse(KERNEL.replace("[[launch]]", "[[lunch]]"))

@@ -122,7 +122,7 @@ def test_a_text_is_the_same_whatever_the_order_of_its_kernels() -> None:
     assert measured.text("softmax", both) == measured.text("softmax", both[::-1])
 
 
-def test_rounding_does_not_make_a_win() -> None:
+def test_rounding_does_not_turn_a_duel_into_a_win() -> None:
     near = Duel(W, "compile", 1.02, 1.00996, 1.03, noise=0.009999)
     assert not near.won
     given = replace(VERDICT, confirmed=VERDICT.confirmed and replace(VERDICT.confirmed, duels=(near,)))

@@ -80,7 +80,7 @@ def test_the_device_is_idle_before_a_turn_ends(some: Watched) -> None:
     some.turns.take("check")
     some.turns.take("time")
     some.turns.leave()
-    some.turns.leave()  # there is no turn any more
+    some.turns.leave()  # the turn no longer exists
     assert some.settled == 2
 
 

@@ -1,4 +1,4 @@
-"""Files that end, crash or block the process that loads them cost the user one line, and not the command."""
+"""Files that end, crash or block the process that loads them: a command reports each in one line."""
 
 import os
 import sys

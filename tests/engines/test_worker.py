@@ -55,7 +55,7 @@ def test_an_error_is_raised_if_the_gpu_has_no_fault(monkeypatch: pytest.MonkeyPa
 
 
 def lacking_memory(times: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Evaluate while memory is exhausted so many times; return whether each attempt had the device alone."""
+    """Evaluate while memory is exhausted this many times; return whether each attempt had the device alone."""
     monkeypatch.setattr(worker, "WAITS_FOR_MEMORY", (0.0, 0.0))
     turns, alone = Turns(folder, lambda: None, lambda: None), list[bool]()
     evaluator = Evaluator(ScriptedDevice(), lambda _: None)

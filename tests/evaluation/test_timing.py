@@ -92,7 +92,7 @@ def test_without_a_time_to_beat_a_kernel_far_above_pytorch_is_timed_less() -> No
 
 @pytest.mark.parametrize("noise", [0.005, 0.02, 0.05])
 def test_contenders_are_never_timed_coarsely(noise: float) -> None:
-    """Within 5 % of the champion, whatever the noise: 400 simulated kernels with disturbed samples among theirs."""
+    """400 simulated kernels within 5 % of the champion; some of their samples are disturbed."""
     rng = random.Random(17)
     for _ in range(400):
         true_us = 100.0 * rng.uniform(0.8, 1.05)

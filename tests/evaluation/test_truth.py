@@ -221,7 +221,7 @@ def test_only_a_sequence_has_steps() -> None:
 
 
 def test_a_first_dim_that_is_a_number_is_not_a_sequence_of_unknown_length() -> None:
-    """Tasks of other people have parameters such as one bias for all channels, of the shape (1,)."""
+    """Foreign tasks have parameters such as one bias for all channels, of the shape (1,)."""
     declared, place = tensors(bias="1 cols", x="rows cols"), replace(WORKLOAD, dims=(("rows", 3), ("cols", 5)))
     outputs = tensors(twice="1 cols", out="rows cols")
     op = Op(

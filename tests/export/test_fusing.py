@@ -400,7 +400,7 @@ class Biased(LlamaNorm):
 
 
 class Training(LlamaNorm):
-    """A norm while it is trained."""
+    """A norm in training."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) if self.training else x

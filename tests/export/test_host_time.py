@@ -19,7 +19,7 @@ X = torch.randn(4, 8)
 
 
 def host(ours_us: float, theirs_us: float) -> EmulatedMachine:
-    """Return a machine whose host takes so long for the first call that is timed, a kernel's, and for the second."""
+    """Return a machine whose host takes these times for the first timed call, a kernel's, and for the second."""
     taken = iter((ours_us, theirs_us))
     return EmulatedMachine(host_us=lambda _: next(taken))
 

@@ -227,7 +227,7 @@ def test_a_package_compiles_to_the_machine_code_that_was_measured(compiler: nvrt
     assert codes[0] == codes[1]
 
 
-def test_a_source_that_does_not_compile_is_an_error_with_the_compilers_words(compiler: nvrtc.Nvrtc) -> None:
+def test_a_source_that_does_not_compile_is_an_error_with_the_compilers_message(compiler: nvrtc.Nvrtc) -> None:
     with pytest.raises(nvrtc.CompileError, match=r"kernel.cu\(1\): error: identifier .nothing. is undefined"):
         compiler.compiled('extern "C" __global__ void f() { nothing(); }', H200.arch)
 
@@ -374,7 +374,7 @@ def test_a_driver_that_is_too_old_is_named_as_the_reason(monkeypatch: pytest.Mon
         driver.driver.__wrapped__()
 
 
-def test_a_cooperative_launch_says_so_to_the_driver() -> None:
+def test_a_cooperative_launch_is_passed_to_the_driver_as_one() -> None:
     config = Config.of(launch(cooperative=True))
     assert (config.count, config.attributes[0].id, config.attributes[0].value) == (1, driver.COOPERATIVE, 1)
 
@@ -384,7 +384,7 @@ def test_a_cooperative_grid_that_cannot_be_resident_is_refused(fake: FakeDriver)
         driver._check_residency(launch(cooperative=True), ctypes.c_void_p(), sms=1)
 
 
-def test_without_a_driver_a_kernel_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_driver_the_error_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "LIBRARY", "libabsent.so.1")
     with pytest.raises(MissingError, match="there is no NVIDIA driver"):
         driver.driver.__wrapped__()

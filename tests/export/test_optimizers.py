@@ -17,7 +17,7 @@ STEPS = 4
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take small parameters for large ones."""
+    """Treat small parameters as large ones."""
     monkeypatch.setattr(optimizers, "LEAST_ELEMENTS", 64)
 
 

@@ -23,7 +23,7 @@ FORMS = {form.name: form for form in forms()}
 
 @dataclass
 class Tried:
-    """A function on an emulated machine, by which every kernel that ran is known."""
+    """A function on an emulated machine that records every kernel that runs."""
 
     function: Function
     machine: EmulatedMachine

@@ -232,7 +232,7 @@ def test_a_layer_with_relu_is_left(known: Known) -> None:
     assert left == (("", "its nonlinearity is 'relu'"),)
 
 
-def test_a_pass_that_got_no_graph_says_why(layered: Functions, machine: EmulatedMachine) -> None:
+def test_a_pass_that_got_no_graph_reports_the_reason(layered: Functions, machine: EmulatedMachine) -> None:
     graph_pass = GraphPass(layered, "content")
 
     def backend(module: torch.fx.GraphModule, _inputs: list[Tensor]) -> object:

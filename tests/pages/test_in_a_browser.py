@@ -1,4 +1,4 @@
-"""The pages in a real browser: clicked through, sorted, filtered, saved, live, and opened from a file."""
+"""The pages in a real browser: links, sorting, filters, saving, live updates, and reports opened from a file."""
 
 import json
 import os
@@ -136,7 +136,7 @@ def test_axe_finds_nothing_serious(tab: Browser, site: str, page: str, *, dark: 
 
 
 def violations(tab: Browser) -> list[str]:
-    """Return what axe-core finds on the page that is open."""
+    """Return the faults that axe-core finds on the open page."""
     tab.run(f"{Path(AXE).read_text()}; 0")
     found: list[str] = tab.run(
         "axe.run(document, {resultTypes: ['violations']})"

@@ -45,7 +45,7 @@ def test_a_parent_and_a_run_that_the_archive_lacks_have_no_link() -> None:
     assert 'href="/run/' not in text
 
 
-def test_a_parent_that_is_there_has_a_link() -> None:
+def test_a_parent_in_the_archive_has_a_link() -> None:
     view = kernel_page(archive_of(proposal(PARENT), proposal(CHILD, PARENT.id)), CHILD.id)
     assert view
     assert f'href="/kernel/{PARENT.id}"' in Renderer(addresses.served).kernel(view).body

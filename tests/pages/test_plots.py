@@ -46,7 +46,7 @@ def test_thousands_of_dots_are_thinned_out() -> None:
     assert 1_000 < drawn.count("<circle") <= 1_500
 
 
-def test_devices_are_named_by_as_many_words_as_tell_them_apart() -> None:
+def test_devices_are_named_by_as_many_words_as_distinguish_them() -> None:
     names = ("NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA H100 PCIe")
     assert list(models(names[:2]).values()) == ["H100", "H200"]
     assert list(models(names).values()) == ["H100 80GB", "H200", "H100 PCIe"]

@@ -172,7 +172,7 @@ class _Output:
     def warnings(self, bound: Bound, arch: str) -> list[str]:
         """Return warnings about the compiled code. Raises RejectedError if it depends on an order of blocks."""
         use = ordering.use(bound)
-        if use not in self.checked:  # reading the code takes longer than all else that follows NVRTC
+        if use not in self.checked:  # reading the code takes longer than all other steps after NVRTC
             unordered = ordering.check(bound, zlib.decompress(self.ptx).decode(errors="replace"))
             serialised = [f"warning: in `{name}` {SERIALISED}" for name in cubin.serialised(self.image, arch)]
             self.checked[use] = [*unordered, *serialised]
@@ -239,7 +239,7 @@ def _own_messages(log: str) -> str:
 
 
 def _variables(image: bytes, *sources: str) -> tuple[Symbol, ...]:
-    """Return the variables to compare after calls; raise for variables whose only purpose can be to keep state."""
+    """Return the variables to compare after calls; raise for variables that can only serve to keep state."""
     symbols = object_file.symbols(image)
     variables = cubin.variables(symbols)
     to_keep = [

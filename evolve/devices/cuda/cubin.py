@@ -66,7 +66,7 @@ def begins_empty(variable: Symbol) -> bool:
 
 
 def declared_in_inline_ptx(variable: Symbol) -> bool:
-    """Return whether inline PTX declares the variable, which no honest kernel does."""
+    """Return whether inline PTX declares the variable, which honest kernels never do."""
     return variable.name.startswith("$__")
 
 

@@ -44,8 +44,8 @@ THROTTLES = {
 class CudaDevice:
     """One NVIDIA GPU, with PyTorch's tensors and current stream.
 
-    `known` is this GPU's info from another process, which saves measuring its rates again. `cubins` is the folder where
-    other processes leave compiled kernels.
+    `known` is this GPU's info from another process, so that its rates need not be measured again. `cubins` is the
+    folder where other processes leave compiled kernels.
     """
 
     torch_device = POLICY.torch_device
@@ -129,7 +129,10 @@ class CudaDevice:
         self._check_unchanged()
 
     def time(self, call: Callable[[], object]) -> float:
-        """Return the GPU time of one call. Before it, the L2 is filled with clean lines and the host enqueues ahead."""
+        """Return the GPU time of one call.
+
+        Before the call, the L2 is filled with clean lines and the host enqueues ahead.
+        """
         self._clean()
         elapsed_us = self._head_start.timed(call)
         self._check_unchanged()

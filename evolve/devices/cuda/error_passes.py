@@ -125,9 +125,9 @@ class CudaErrorPasses:
         )
 
     def norms(self, results: Results, rounding: float) -> list[float]:
-        """Return the norms of the result, the output's error, PyTorch's, and PyTorch's beyond a rounding; the largest.
+        """Return the norms of the result, the output's error, PyTorch's error and its excess, and the largest result.
 
-        One of them is not finite if an element of the results is not.
+        One of these is not finite if an element of the results is not.
         """
         found = torch.zeros(SUMS, dtype=torch.float64, device=results[0].device)
         self._launch(self._squares, results, (ctypes.c_double(rounding),), found)

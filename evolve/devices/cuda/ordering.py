@@ -53,7 +53,7 @@ def check(bound: Bound, ptx: str) -> tuple[str, ...]:
 
 
 def use(bound: Bound) -> str:
-    """Return all that `check` depends on besides the PTX, so that its result can be kept for equal uses."""
+    """Return the facts on which `check` depends besides the PTX, so that its result can be kept for equal uses."""
     launches = [
         (one.entry, [_names(value) if isinstance(value, Address) else "" for value in one.args],
          one.cooperative, prod(one.grid) > 1, prod(one.block) <= WARP)
@@ -188,7 +188,7 @@ def _count_without_fence(view: View, count: int) -> Iterator[Fault]:
     if counter.kind != "atom" or _operator(counter) not in COUNTS or OF_ONE_BLOCK.search(counter.operation):
         return
     if any(entry.derives(entry.code[index].address, Read(count)) for index in view.buffers):
-        return  # it hands out places or work
+        return  # it assigns places or work
     decided = _decided(entry, count)
     if not decided:
         return
@@ -350,7 +350,7 @@ def _flag_without_fence(view: View, poll: Poll) -> Iterator[Fault]:
     for flag in [i for i in view.writes if i not in poll.body and view.buffers[i] & view.buffers[poll.read]]:
         instruction = entry.code[flag]
         if not poll.locks and instruction.kind == "st" and entry.constant(instruction.inputs[0]) == "0":
-            continue  # it sets the flag back for later
+            continue  # it resets the flag for later
         unordered = () if view.fenced(flag) else entry.reached([flag], view.fenced, backwards=True)
         for write in sorted(set(view.writes).intersection(unordered)):
             if not view.fenced(write) and any(_shown(view, write, flag, load) for load in read):

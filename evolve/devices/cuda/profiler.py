@@ -76,7 +76,7 @@ def version(tool: Path) -> str:
 
 
 def permitted() -> bool | None:
-    """Return whether this user may read the GPU's counters; None if the driver does not tell."""
+    """Return whether this user may read the GPU's counters; None if the driver does not say."""
     try:
         restricted = re.search(r"RmProfilingAdminOnly: *1", RESTRICTION.read_text())
         held = re.search(r"CapEff:\s*(\w+)", OWN_STATUS.read_text())

@@ -14,7 +14,7 @@ from evolve.devices.cuda import memory
 COPY_BYTES = 2**31
 MATRIX = 8192
 REPEATS = 5
-L2_SHARE, L2_ROUNDS = 8, 128  # the buffer is an eighth of the L2, so that it stays there, and is read so often
+L2_SHARE, L2_ROUNDS = 8, 128  # size of the buffer as a part of the L2, so that it stays there, and number of reads
 VECTOR_BYTES = 16
 THREADS = 256
 LAUNCHES, BARRIERS = 64, 256

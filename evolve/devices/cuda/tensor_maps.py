@@ -27,7 +27,8 @@ class EncodedMap:
         self.place = -(-ctypes.addressof(self._memory) // ALIGNMENT) * ALIGNMENT
         self._address = 0  # none yet
         self._replace = driver.cuTensorMapReplaceAddress
-        self._given = ctypes.c_void_p(self.place), ctypes.c_void_p()  # made once: that takes longer than the call
+        # made once, because making it takes longer than the call
+        self._given = ctypes.c_void_p(self.place), ctypes.c_void_p()
 
     @property
     def tensor(self) -> str:

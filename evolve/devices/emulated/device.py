@@ -185,7 +185,7 @@ class _Loaded:
 
 
 def floating_point_environment() -> CValue:
-    """Return C's `fenv_t` of this thread, which says how the CPU rounds and treats subnormals."""
+    """Return C's `fenv_t` of this thread, which defines the CPU's rounding and treatment of subnormals."""
     held = ctypes.create_string_buffer(ENVIRONMENT_BYTES)
     if get := getattr(C_LIBRARY, "fegetenv", None):
         get(held)

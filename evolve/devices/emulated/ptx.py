@@ -17,7 +17,7 @@ PLACE = re.compile(r"%(\d+)")
 
 @dataclass(frozen=True)
 class EmulatedInstruction:
-    """An instruction that the emulator has: its name, the function that does it, and how many operands it takes."""
+    """An instruction that the emulator has: its name, the function that executes it, and the number of its operands."""
 
     name: re.Pattern[str]
     function: str  # may refer to the groups of the name

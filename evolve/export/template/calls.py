@@ -1,4 +1,4 @@
-"""Arguments of a call: determines the workload that they form, or why no kernel can take them."""
+"""Arguments of a call: functions that determine their workload, or why no kernel can take them."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from reference_ops.op import Number, Op, Workload
 from reference_ops.precision import TORCH_DTYPES
 
-ALIGNMENT = 16  # bytes; every kernel relies on it
+ALIGNMENT = 16  # alignment in bytes; every kernel relies on it
 TIME, STEPS = "time", 2
 RECURRENT = {TIME, "hidden"}  # dims of a recurrent layer
 NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
@@ -164,7 +164,7 @@ def _outputs(op: Op, inputs: Sequence[torch.Tensor], parameters: Mapping[str, Nu
 
 
 def contiguous_outputs(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Return outputs of PyTorch as a kernel writes them: contiguous, and in memory of their own."""
+    """Return PyTorch's outputs like those of a kernel: contiguous, and in separate memory."""
     taken = {x.untyped_storage().data_ptr() for x in inputs}
     own = [out.clone() if out.untyped_storage().data_ptr() in taken else out for out in outputs]
     return tuple(out.contiguous() for out in own)

@@ -54,7 +54,7 @@ class LeftOutError(Exception):
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how much is tested."""
+    """The device and the extent of a test."""
 
     device: torch.device
     calls: int
@@ -108,7 +108,7 @@ def random_calls(function: Function, setting: Setting) -> str:
 
 
 def gradients(function: Function, setting: Setting) -> str:
-    """Compare the gradients of random calls with PyTorch's, to some of the tensors or all, and of changed results.
+    """Compare the gradients of random calls with PyTorch's, for some of the tensors or all, and for changed results.
 
     Each call is made several times, until its forward and its backward are those of a call that was seen before.
     """
@@ -189,7 +189,7 @@ def empty_inputs(function: Function, setting: Setting) -> str:
 
 
 def finite_differences(function: Function, setting: Setting) -> str:
-    """Compare gradients with differences of results (`torch.autograd.gradcheck`) where PyTorch's pass, in float32."""
+    """Compare gradients with finite differences (`torch.autograd.gradcheck`) in float32, if PyTorch's pass."""
     done = 0
     for given, dtype in _calls(function, setting):
         if dtype is not torch.float32 or not any(x.is_floating_point() for x in tensors(given.arguments)):
@@ -273,7 +273,7 @@ def _workloads(op: Op, setting: Setting) -> list[Workload]:
 
 
 def another_stream(primitive: Primitive, setting: Setting) -> str:
-    """Run a kernel on another stream, after work on it that takes long."""
+    """Run a kernel on another stream, after long work on that stream."""
     _need_gpu(setting)
     inputs, parameters = _with_kernel(primitive, setting)
     expected = _run(primitive, inputs, parameters)

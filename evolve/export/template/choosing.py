@@ -46,7 +46,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Choice:
-    """A kernel that accepts the workload, and the measurement because of which it was chosen."""
+    """A kernel that accepts the workload, and the measurement for which it was chosen."""
 
     shipped: Shipped
     measured: Measured
@@ -121,7 +121,7 @@ def _workspace(bound: Bound) -> int:
 
 
 def _beyond(shipped: Shipped, measured: Measured, question: Question) -> str:
-    """Return what exceeds every envelope in which the kernel was tested where it was measured, or an empty string."""
+    """Return a description of what exceeds every envelope of the kernel's tests, or an empty string."""
     integers = [(name, value) for name, value in question.workload.parameters if isinstance(value, int)]
     sizes = {name: value for name, value in (*question.workload.dims, *integers) if name not in COUNTERS}
     tested = [found.envelope for found in shipped.tested if found.device == measured.device and found.envelope]

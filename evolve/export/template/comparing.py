@@ -31,7 +31,8 @@ def close(got: Any, expected: Any, dtype: torch.dtype, *, tf32: bool = False) ->
 def agree(got: Any, expected: Any, dtype: torch.dtype, exactly: Callable[[], Any], *, tf32: bool) -> None:
     """Raise an AssertionError unless results agree, or are as close as PyTorch's to those in float64.
 
-    On a CPU, PyTorch rounds statistics of 16-bit tensors to 16 bits, and differences of like numbers then mean little.
+    On a CPU, PyTorch rounds statistics of 16-bit tensors to 16 bits, and differences of similar numbers then mean
+    little.
     """
     try:
         close(got, expected, dtype, tf32=tf32)

@@ -41,7 +41,7 @@ from reference_ops.precision import TORCH_DTYPES
 
 # Where a call is made: this decides which time a kernel must beat. While a graph is captured, nothing can be timed.
 EAGER, COMPILED, CAPTURED = "eager", "compiled", "captured"
-FOR_BACKWARD = "for the backward"  # in a graph that takes an op for the sake of its backward's kernel
+FOR_BACKWARD = "for the backward"  # in a graph that takes an op only because of its backward's kernel
 SHORT_US = 60.0  # above this, no launch takes longer than its kernel
 MOST_TIMED = 8  # kernels, those measured at the nearest sizes first
 
@@ -143,7 +143,8 @@ class Decider:
     def costs_us(self, question: Question) -> float:
         """Return the extra time of an opaque op over the compiler's code where no kernel wins.
 
-        There a kernel runs if it was as fast, otherwise eager PyTorch. Raise a NoKernelError if nothing was measured.
+        In that case a kernel runs if it was as fast, otherwise eager PyTorch. Raise a NoKernelError if nothing was
+        measured.
         """
         near = nearest(self.entry, question).times
         ours = near.eager_us
@@ -217,7 +218,7 @@ class Decider:
     def _tuned(self, question: Question, views: Tensors, found: Folds, where: str) -> Tuned | None:
         """Return the fastest kernel on this machine, or PyTorch: from the cache, or by timing all of them.
 
-        Return None if the cache does not know, and a graph is captured.
+        Return None if the cache has no entry, and a graph is captured.
         """
         device, parameters = views[0].device, dict(question.workload.parameters)
         facts = (self.op.name, question.workload, question.options, question.options.is_deterministic)

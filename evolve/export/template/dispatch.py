@@ -40,7 +40,7 @@ LOG = logging.getLogger(__name__)
 NOTHING = ExportedEntry("", (), (), {}, (), ())
 TOO_LITTLE = Decision("copies before the kernel and what comes after it take longer than it saves")
 MARGIN_US = 20.0  # that the kernels of a backward must save: the compiler can fuse nothing with an opaque op
-MOST_DECISIONS = 4096  # more than a model has shapes; lengths that never repeat would fill the memory
+MOST_DECISIONS = 4096  # more than a model has shapes; varying lengths would fill the memory
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ class Primitive:
     ) -> Decision:
         if where == EAGER and self.machine.capturing(views[0].device):
             key, where = (*key, CAPTURED), CAPTURED
-        # Measuring calls PyTorch: a redirection would lead these calls back here.
+        # Measuring calls PyTorch: a redirection would send these calls back to this function.
         with self._lock, torch._C.DisableTorchFunction():  # noqa: SLF001 - there is no public way
             if known := self._decisions.get(key):
                 return known

@@ -157,7 +157,7 @@ class Program:
     def arguments(self) -> tuple[Any, ...]:
         """Return the places of the addresses of `block.names`, and the arguments of `call` for each launch.
 
-        These are all configurations, of which a call sets the stream, then the references to them, then the arguments.
+        These are all configurations, in which a call sets the stream, then the references to them, then the arguments.
         Functions that set the addresses of tensor maps follow, in the order of `block.maps`.
         """
         places = (ctypes.c_uint64 * len(self.block.names)).from_buffer(self.block.memory)

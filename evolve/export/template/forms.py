@@ -18,7 +18,7 @@ CALL_US, BYTES_PER_US = 8.0, 1e6  # time of a call that adds or copies, and band
 INTEGER = str(int)
 CHANNELS_LAST = "the channels lie last in memory, and the kernels of this function do not leave them there"
 Arguments = tuple[Any, ...]
-RECURRENT = ("lstm", "gru", "rnn_tanh", "lstm_cell", "gru_cell")  # functions that layers call after they made states
+RECURRENT = ("lstm", "gru", "rnn_tanh", "lstm_cell", "gru_cell")  # functions that layers call after making states
 LOW, FLOAT32, NOTHING = "low", "float32", "nothing"  # how autocast changes a function's tensors
 
 
@@ -31,7 +31,8 @@ class Call(NamedTuple):
     finish: Callable[[tuple[Tensor, ...]], Any]
     after_bytes: int = 0  # of results that `finish` copies or adds to; the kernel must save more than that takes
     changes: bool = False  # whether `finish` changes tensors of the caller, such as running statistics
-    # A tensor of the caller's, what is in its place among the views, and what makes that, if it has other gradients.
+    # A tensor of the caller, its replacement among the views, and the function that makes the replacement, if it has
+    # other gradients.
     replaced: tuple[Tensor, Tensor, Callable[[Tensor], Tensor]] | None = None
 
 

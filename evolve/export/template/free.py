@@ -72,7 +72,7 @@ def slots(op: Op, kernel: Kernel) -> tuple[Slot, ...]:
 
 
 def _names_in_expressions(plan: Plan) -> Iterator[str]:
-    """Yield every name in a plan except those that are an argument by themselves."""
+    """Yield every name in a plan except names that are a whole argument."""
     yield from plan.specialize
     written: list[object] = [plan.when, *plan.require, *(expression for _, expression in plan.let)]
     written += [size for workspace in plan.workspace for size in workspace.shape]

@@ -264,7 +264,7 @@ class Function:
         return Explanation(self.form.name, "", "; ".join(dict.fromkeys(reasons)))
 
     def _lowered(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> list[Call] | str:
-        """Return the calls of ops that a call amounts to, or why PyTorch must run."""
+        """Return the calls of ops that compute a call, or why PyTorch must run."""
         given = self._as_cast(arguments, named)
         return given if isinstance(given, str) else self._lowered_as(*given)
 

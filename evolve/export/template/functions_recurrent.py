@@ -54,7 +54,7 @@ def _parts(
     bidirectional: bool,
     batch_first: bool,
 ) -> Parts | None:
-    """Return the calls for single layers and directions that make up a call for several."""
+    """Return the calls for single layers and directions that compose a call for several."""
     count = num_layers * (1 + bidirectional)
     if not has_biases or count == 1 or (dropout and train) or input.dim() != 3 or len(params) != 4 * count:
         return None

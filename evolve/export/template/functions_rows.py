@@ -40,7 +40,7 @@ def _mapped(op: str, input: Tensor, dim: int | None, dtype: torch.dtype | None) 
 
 
 def _along(op: str, x: Tensor, dim: int) -> Call:
-    """Return the call of an op on rows along a dim, whose result is contiguous as PyTorch's."""
+    """Return the call of an op on rows along a dim, whose result is contiguous like PyTorch's."""
     moved = _moved_bytes(x, dim, x.numel())
     return Call(op, (last(x, dim),), {}, lambda outputs: contiguous(outputs[0], dim), moved)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from evolve.export.template.deciding import Decision
 
 Tensors = tuple[torch.Tensor, ...]
-# Backward ops whose formula divides by a forward's input or output; autograd's own takes care of zeros.
+# Backward ops whose formula divides by a forward's input or output; autograd's own formula handles zeros.
 DIVIDE = ("cumprod_backward", "l2_norm_backward")
 # Outputs that a backward op may read in place of an input, as PyTorch does: relu's output is positive where its input
 # is.
@@ -35,7 +35,7 @@ class Deciding(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """A backward op, and how it runs: by a kernel or by PyTorch."""
+    """A backward op, which runs by a kernel or by PyTorch."""
 
     op: Op
     run: Callable[[Tensors, Mapping[str, Number]], Tensors]
@@ -79,7 +79,7 @@ class Known:
         return sizes
 
     def given(self, name: str, grads: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
-        """Return an input of a backward op; the gradient of an output that nothing depends on is zero."""
+        """Return an input of a backward op. The gradient of an unused output is zero."""
         if name in self.kept:
             return self.kept[name]
         of = name.removeprefix(GRADIENT)
@@ -93,7 +93,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Gradients:
-    """All that autograd needs of an op: the steps of its backward."""
+    """The data of an op that autograd needs: the steps of its backward."""
 
     op: Op
     steps: tuple[Step, ...]

@@ -53,7 +53,7 @@ class KernelError(RuntimeError):
 
 
 class Machine(Protocol):
-    """The devices of one type that kernels run on."""
+    """The devices of one type on which kernels run."""
 
     @property
     def device_type(self) -> str: ...
@@ -70,7 +70,7 @@ class Machine(Protocol):
         """Return the facts on which times depend: device, driver, and the versions of PyTorch and the package."""
 
     def info(self, device: torch.device) -> DeviceInfo:
-        """Return the facts about a device that plans, the compiler and the table need."""
+        """Return the facts about a device that plans, the compiler and the table use."""
 
     def capturing(self, device: torch.device) -> bool:
         """Return whether a graph of this device is being captured, during which nothing can be timed."""
@@ -87,7 +87,8 @@ class Buffer:
     shape: tuple[int, ...]
     dtype: torch.dtype
     zero: bool = False
-    like: int | None = None  # the input of the same shape and dtype: allocating another like it takes half as long
+    # the input of the same shape and dtype: allocating another tensor like it takes half as long
+    like: int | None = None
 
     def allocated(self, inputs: Tensors, device: torch.device) -> torch.Tensor:
         if self.like is not None:
@@ -302,7 +303,7 @@ def host_us(call: Callable[[], object]) -> float:
 
 
 def device_us(call: Callable[[], object], device: torch.device) -> float:
-    """Return the median of a few times in microseconds between events round a call."""
+    """Return the median of a few times in microseconds between events around a call."""
     times: list[float] = []
     with torch.cuda.device(device):
         call()

@@ -33,7 +33,10 @@ class Patched:
 
 
 def made(functions: Mapping[str, Function], module: str) -> dict[str, type[nn.Module]]:
-    """Return a subclass for each layer whose function the package has, by name. `module` is where they are found."""
+    """Return a subclass for each layer whose function the package has, by name.
+
+    `module` is the name of their module.
+    """
     return {one.kind.__name__: _subclass(one, functions, module) for one in LAYERS if one.function in functions}
 
 

@@ -15,7 +15,7 @@ from archive.records import Duel, Envelope, Measurement, Sanitized
 FORMAT = 3
 FILE = "manifest.json"
 EAGER = "eager"  # the name of a duel's baseline
-NOISE_WITHOUT_DUEL = 0.1  # several times what duels measure
+NOISE_WITHOUT_DUEL = 0.1  # several times the noise that duels measure
 
 
 class BrokenPackageError(RuntimeError):
@@ -34,7 +34,7 @@ class Measured:
     times: Measurement
     workspace_bytes: int = 0
     deterministic: bool | None = None
-    duel: Duel | None = None  # a paired timing against the fastest of PyTorch, in a fresh process
+    duel: Duel | None = None  # a paired timing against the fastest PyTorch baseline, in a fresh process
     elsewhere: bool = False  # measured on another machine with such a GPU, and not on the one that wrote the package
 
     @property
@@ -144,7 +144,10 @@ def text(entries: dict[str, ExportedEntry]) -> str:
 
 
 class Entries(Mapping[str, ExportedEntry]):
-    """The entries of a manifest by op. Each is read on first access, because reading all takes tenths of a second."""
+    """The entries of a manifest by op.
+
+    Each entry is read on first access, because reading all takes tenths of a second.
+    """
 
     def __init__(self, ops: dict[str, dict[str, Any]]) -> None:
         self._ops = ops

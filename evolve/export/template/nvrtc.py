@@ -1,4 +1,4 @@
-"""NVRTC, which PyTorch's wheels bring, by ctypes: compiles CUDA C++ to a cubin."""
+"""NVRTC of PyTorch's wheels by ctypes: compiles CUDA C++ to a cubin."""
 
 import ctypes
 import os

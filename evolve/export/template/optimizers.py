@@ -49,7 +49,7 @@ class _Steps:
     def _measured(
         self, optimizer: torch.optim.Optimizer, flat: tuple[Tensor, ...], given: Mapping[str, Number]
     ) -> bool:
-        """Return whether a step by a kernel takes less time than one of PyTorch on copies of these tensors."""
+        """Return whether a kernel's step takes less time than PyTorch's on copies of these tensors."""
         if self._primitive.run(flat, given) is None:
             return False
         ours = tuple(x.clone() for x in flat)

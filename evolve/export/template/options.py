@@ -1,4 +1,4 @@
-"""Options of the selection: which kernels may run. They hold for a block of code, or for the process as defaults."""
+"""Options of the selection: which kernels may run. They apply to a block of code, or to the process as defaults."""
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -61,7 +61,7 @@ def options(
 
     `workspace_limit` bounds a kernel's scratch memory in bytes. `allow` names the ops that may use kernels. `pin` gives
     the kernel's id for an op, or "pytorch". With `autotune`, the first call for new sizes times the kernels and PyTorch
-    on this GPU, and the cache on disk keeps the fastest. Options that are not given stay as they are outside of the
+    on this GPU, and the cache on disk keeps the fastest. Options that are not given keep their values outside the
     block.
     """
     token = _of_block.set(_changed(deterministic, workspace_limit, allow, pin, autotune))
@@ -113,7 +113,7 @@ def _changed(
 
 
 def _unknown(op: str) -> str:
-    from difflib import get_close_matches  # imported here to keep the import of a package short
+    from difflib import get_close_matches  # imported here, so that importing a package takes less time
 
     names = get_close_matches(op, ops_of_package, NEAR) or sorted(ops_of_package)[:NEAR]
     return f"the options name an op `{op}`, which this package does not have; it has, among others, {', '.join(names)}"

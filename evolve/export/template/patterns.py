@@ -31,7 +31,7 @@ MEAN = (torch.mean, "mean")
 NEGATE = (operator.neg, torch.neg, "neg")
 SPLIT = (torch.split, "split")
 RELU = (functional.relu, torch.relu, torch.relu_, functional.relu_, "relu", "relu_")
-# Which arguments follow the first one, by position, of functions that models call with names as well.
+# Names of the arguments after the first one, in order, for functions that models also call with names.
 OF_NORM = ("input", "normalized_shape", "weight", "eps")
 OF_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 OF_GROUP_NORM = ("input", "num_groups", "weight", "bias", "eps")
@@ -84,7 +84,7 @@ def arguments(node: Any, names: Sequence[str]) -> dict[str, Any]:
 
 
 def pair(node: Any, targets: Sequence[Any]) -> tuple[Any, Any] | None:
-    """Return the operands of a sum or product; None if the node is something else."""
+    """Return the operands of a sum or product; None if the node is another operation."""
     found = calls(node, targets) and len(node.args) == 2 and not node.kwargs
     return (node.args[0], node.args[1]) if found else None
 

@@ -1,8 +1,8 @@
 """Plans of repeated calls: a call that was made before is known by its key, and needs only an allocation and launches.
 
-A call's key holds all that a decision depends on: shapes, strides and dtypes of tensors, other arguments by value, and
-the modes of PyTorch and the package. A kernel must read the caller's tensors or copies of them, and write the result
-itself; where further operations are needed, there is no plan.
+A call's key holds everything on which a decision depends: shapes, strides and dtypes of tensors, other arguments by
+value, and the modes of PyTorch and the package. A kernel must read the caller's tensors or copies of them, and write
+the result itself; where further operations are needed, there is no plan.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -211,7 +211,7 @@ def sources_of(reads: Sequence[Reading], tensors: Sequence[Tensor]) -> tuple[Sou
 def _written(made: Made, *, all_wanted: bool) -> tuple[tuple[Written, ...], list[int]] | None:
     """Return the allocation of a call's outputs and those that are its result, or None if views do not suffice.
 
-    Without `all_wanted`, only the result is wanted.
+    Without `all_wanted`, only the result is needed.
     """
     results = [made.result] if isinstance(made.result, Tensor) else made.result
     if not isinstance(results, tuple | list) or not all(isinstance(x, Tensor) for x in results):

@@ -1,8 +1,8 @@
 """Registration of the package's ops with PyTorch, for torch.compile and torch.export.
 
 Each op becomes an opaque op of a library, `<package>_kernels::<op>`, with a shape function and a gradient. It is
-defined when a graph first needs it, because defining all would slow the import down. A graph takes an opaque op only
-where a kernel is known to beat the compiler's code, because nothing can be fused with an opaque op.
+defined when a graph first needs it, because defining all ops would make the import slower. A graph takes an opaque op
+only where a kernel is known to beat the compiler's code, because nothing can be fused with an opaque op.
 """
 
 import threading
@@ -241,13 +241,13 @@ def _run_of(primitive: Primitive) -> Callable[..., Any]:
 
 
 def _autograd_inside() -> Any:
-    """Return a context in which PyTorch may differentiate within an op, as its backward of a recurrent layer does."""
+    """Return a context in which PyTorch may differentiate within an op, as for a recurrent layer's backward."""
     key = torch._C.DispatchKey.AutogradFunctionality  # noqa: SLF001 - there is no public way
     return torch._C._SetExcludeDispatchKeyGuard(key, False)  # noqa: SLF001
 
 
 class _Sizes(dict[str, Any]):
-    """Sizes by name. Derived ones are computed only if needed, because each may restrict a symbolic size."""
+    """Sizes by name. Derived dims are computed only if needed, because each may restrict a symbolic size."""
 
     def __init__(self, known: Mapping[str, Any], derived: Mapping[str, Callable[[Mapping[str, Any]], Any]]) -> None:
         super().__init__(known)

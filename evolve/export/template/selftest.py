@@ -1,4 +1,4 @@
-"""Tests of a package on the machine where it is installed: runs the checks, and prints what failed or was left out."""
+"""Tests of a package on the machine where it is installed: runs the checks, and prints failures and omitted checks."""
 
 import argparse
 import warnings
@@ -63,7 +63,7 @@ def _of_kernels(
 
 
 class Test:
-    """A test of functions within a time: all of them briefly at first, then each of them in full."""
+    """A test of functions within a time limit: first all of them briefly, then each of them in full."""
 
     def __init__(self, functions: Functions, setting: Setting, checks: Collection[str]) -> None:
         self._functions = functions
@@ -121,7 +121,7 @@ def _unreached(names: Sequence[str], test: Test) -> Iterator[str]:
 
 
 def table(found: Sequence[Result]) -> str:
-    """Return the number of outcomes of each check, what failed, and why checks were left out."""
+    """Return the number of outcomes of each check, the failures, and why checks were left out."""
     lines = [f"{'check':<20}{PASSED:>8}{FAILED:>8}{LEFT_OUT:>10}"]
     for check in dict.fromkeys(one.check for one in found):
         outcomes = [one.outcome for one in found if one.check == check]

@@ -43,7 +43,7 @@ class View(NamedTuple):
 class Source(NamedTuple):
     """The place of an input of a kernel: the tensor of the call, the offset in bytes, and the shape.
 
-    The kernel reads it in place, or a copy of a view that begins there.
+    The kernel reads the tensor in place, or a copy of a view that begins at this offset.
     """
 
     tensor: int
@@ -94,7 +94,7 @@ class Kinds:
     def remember(
         self, arguments: tuple[Any, ...], named: Mapping[str, Any], tensors: Sequence[Tensor], run: Run, tf32: bool
     ) -> None:
-        """Run this for the tensors of a call when one of the same kind comes again; `tf32` says whether it matters."""
+        """Run this for the tensors of a later call of the same kind; `tf32` says whether it matters."""
         one = recalled(arguments, named, tensors, run, uses_tf32=tf32)
         if one is not None:
             if len(self.known) >= MOST_SHAPES:
@@ -105,7 +105,7 @@ class Kinds:
 
 @cache
 def _maker(lines: tuple[str, ...], names: tuple[str, ...]) -> Callable[..., Callable[..., Any]]:
-    """Return a function of values for these names, which returns the function `call` that the lines define."""
+    """Return a function that takes values for these names and returns the function `call` that the lines define."""
     text = "\n".join([f"def make({', '.join(names)}):", *[f"    {line}" for line in lines], "    return call"])
     found: dict[str, Any] = {}
     exec(compile(text, "<written out by a package>", "exec"), found)  # noqa: S102 - of names and numbers made here
@@ -145,7 +145,8 @@ def recalled(
         values[f"v{at}"] = type(x) if at in places else deepcopy(x)
         if at not in places:
             conditions.append(f"not ({f'x{at} is v{at} or ' if _is_constant(x) else ''}alike(x{at}, v{at}))")
-        elif at:  # a nested tensor, which would end the process in the guard; it refused to tell the shape of x0
+        # a nested tensor, which would end the process in the guard; it had no shape when the kind was looked up
+        elif at:
             conditions.append(f"type(x{at}) is not v{at} or x{at}.is_nested")
     others = _other_modes(values, tensors, uses_tf32=uses_tf32)
     read = numbered("x", places)

@@ -49,7 +49,8 @@ TOO_MANY_TOKENS = re.compile(r"max_tokens|max_completion_tokens|maximum context|
 OTHER_NAME = {MAX_TOKENS_NAME: OPENAI_MAX_TOKENS_NAME, OPENAI_MAX_TOKENS_NAME: MAX_TOKENS_NAME}
 
 
-Watch = Callable[[str, str], None]  # is told a call's key and why it waits, or an empty text when the wait is over
+# called with a call's key and the reason why it waits, or an empty text when the wait is over
+Watch = Callable[[str, str], None]
 
 
 def unwatched(_key: str, _reason: str) -> None:

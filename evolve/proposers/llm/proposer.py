@@ -134,7 +134,7 @@ class LlmProposer:
             return Answer(failure=TOO_LATE)
 
     def _note(self, answer: Answer, proposal: Proposal, *, limited: bool) -> None:
-        if not proposal.failure:  # a kernel, or requested ideas in words
+        if not proposal.failure:  # a kernel, or requested designs
             self._without_kernel.clear()
         elif answer.failure != TOO_LATE:
             replied, whole = bool(answer.text or answer.cost.tokens), limited or not unfinished(answer.failure)
@@ -145,7 +145,7 @@ class LlmProposer:
         return [one.failure for one in takewhile(lambda one: not one.replied, reversed(self._without_kernel))]
 
     def _hopeful(self) -> bool:
-        """Return whether it makes sense to go on asking, because not all of the last prompts failed."""
+        """Return whether more prompts make sense, because not all of the last ones failed."""
         unanswered = self._unanswered()
         alike = len(unanswered) >= MOST_ALIKE and len(set(map(kind_of, unanswered[:MOST_ALIKE]))) == 1
         return (
