@@ -11,6 +11,7 @@ from archive.binding import Point, bind
 from archive.kernel import Bound, parse
 from archive.records import Outcome
 from evolve.devices.cuda.compiler import ANCHOR, Cubin, compile_cubin
+from evolve.devices.cuda.cubin import most_shared
 from evolve.devices.device import RejectedError
 
 PLAN = """/*---
@@ -147,6 +148,24 @@ def test_more_threads_than_launch_bounds_allow_are_illegal() -> None:
     kernel = bound()
     text = kernel.kernel.text.replace("__global__ void", "__global__ void __launch_bounds__(64)")
     assert rejected(replace(kernel, kernel=parse(text))).outcome is Outcome.ILLEGAL
+
+
+def test_static_and_dynamic_shared_memory_must_fit_together() -> None:
+    def with_shared(size: int) -> Bound:
+        return bound(plan=PLAN.replace("args =", f"shared = {size}\nargs ="))
+
+    static = 4 * 128
+    assert compiled(with_shared(POINT.shared_bytes - static)).entries
+    error = rejected(with_shared(POINT.shared_bytes - static + 1))
+    assert error.outcome is Outcome.ILLEGAL
+    assert f"{static} bytes of static and {POINT.shared_bytes - static + 1} of dynamic" in error.log
+
+
+@pytest.mark.parametrize(("arch", "kilobytes"), [("sm_75", 64), ("sm_80", 163), ("sm_86", 99), ("sm_90a", 227)])
+def test_a_block_has_the_shared_memory_of_a_multiprocessor_but_for_what_the_system_reserves(
+    arch: str, kilobytes: int
+) -> None:
+    assert most_shared(arch) == kilobytes * 1024
 
 
 @pytest.mark.parametrize(

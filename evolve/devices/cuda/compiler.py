@@ -81,9 +81,21 @@ def _checked(bound: Bound, arch: str, compiled: "_Output") -> Cubin:
     entries = cubin.entries(image)
     translation.check_launches(bound, entries)
     resources = tuple(_resources(log, entries))
+    _check_shared(bound, resources, arch)
     warnings = _warnings(bound.kernel.source, "\n".join([*compiled.warnings(bound, arch), log]), resources)
     variables = _variables(image, specialisation(bound), bound.kernel.source)
     return Cubin(bound, arch, image, entries, resources, warnings, variables)
+
+
+def _check_shared(bound: Bound, resources: tuple[Resources, ...], arch: str) -> None:
+    """Raise a RejectedError if static and dynamic shared memory of a launch together are more than a block may have."""
+    static = {taken.entry: taken.shared_bytes for taken in resources}
+    most = cubin.most_shared(arch)
+    for launch in bound.launches:
+        if static.get(launch.entry, 0) + launch.shared > most:
+            sizes = f"{static[launch.entry]} bytes of static and {launch.shared} of dynamic shared memory"
+            message = f"launch {launch.index} (`{launch.entry}`): {sizes} together break the limit of {most}"
+            raise RejectedError(Outcome.ILLEGAL, message)
 
 
 def compile_ahead(bound: Bound, arch: str, cubins: Path) -> Cubin:

@@ -285,16 +285,26 @@ LIMITS = {
 }
 
 
+def most_shared(arch: str) -> int:
+    """Return the bytes of shared memory that a block may have, static and dynamic together."""
+    limits = _limits(arch)
+    return limits.shared_kb * 1024 - limits.reserved
+
+
 def occupancy(arch: str, registers: int, threads: int, shared_bytes: int) -> float:
     """Return the share of a multiprocessor's warps that are resident when blocks of one launch fill it."""
-    capability = compute_capability(arch)
-    limits = LIMITS[max((known for known in LIMITS if known <= capability), default=min(LIMITS))]
+    limits = _limits(arch)
     warps = _up(threads, WARP) // WARP
     of_partition = REGISTERS // PARTITIONS // _up(max(registers, 1) * WARP, REGISTERS_AT_ONCE)
     blocks = [limits.blocks, limits.warps // warps, of_partition * PARTITIONS // warps]
     if shared := _up(shared_bytes + limits.reserved, limits.shared_at_once):
         blocks.append(limits.shared_kb * 1024 // shared)
     return min(blocks) * warps / limits.warps
+
+
+def _limits(arch: str) -> MultiprocessorLimits:
+    capability = compute_capability(arch)
+    return LIMITS[max((known for known in LIMITS if known <= capability), default=min(LIMITS))]
 
 
 def _up(value: int, step: int) -> int:
