@@ -41,6 +41,7 @@ CONSTANT_BITS = 6  # squares have 12 bits, and sums of 4096 squares have 24, as 
 FEW_NAN, SHARE_OF_NAN = 2, 64
 SHARE_AT_THE_END = 0.5  # share of the rows with a value that is not finite in one place
 FEW_ROWS = 2  # of which each may hold a value that is not finite anywhere
+SEEDS_ALIKE = 1024  # so many consecutive seeds begin with the same of several tensors, see `stand_alone`
 SHARE_NOT_FINITE = 0.25  # of the rows, or of the elements of a vector
 OF_WEIGHTS = {NAN_IN_WEIGHTS: math.nan, INFINITE_WEIGHTS: math.inf}
 DEEP, DEEP_IN_FLOAT16 = 2.0**-25, 2.0**-11  # gradients deep in a network; in float16 they are scaled
@@ -241,6 +242,27 @@ def infinities_meet(tensors: Sequence[torch.Tensor], generator: torch.Generator,
         chosen = _some_rows(len(rows), tensor.device, generator) & (values != 0)
         places = torch.randint(rows.shape[1], (len(rows), 1), generator=generator, device=tensor.device)
         rows.scatter_(1, places, torch.where(chosen, values, rows.gather(1, places)))
+
+
+def stand_alone(tensors: Sequence[torch.Tensor], value: float, generator: torch.Generator) -> None:
+    """Let each of these tensors have the value alone in one of the last rows, as one tensor hides it in another.
+
+    If rows are no more than tensors, this is so for half of all seeds, which choose the tensors. The value stands at
+    the last place of the last row, and of all these rows if there are more; otherwise of about half of them.
+    """
+    count, rows, seed = len(tensors), len(tensors[0]), generator.initial_seed()
+    if rows <= count and seed % SEEDS_ALIKE < SEEDS_ALIKE // 2:
+        return
+    chance = random.Random(seed)
+    for back in range(min(count, rows)):
+        at_the_end = (rows > FEW_ROWS or seed % 2) if back == 0 else rows >= 2 * count
+        for index, tensor in enumerate(tensors):
+            row = tensor[rows - 1 - back].reshape(-1)
+            row.copy_((row.float() if row.element_size() == 1 else row).nan_to_num(1.0, 1.0, 1.0))
+            if (seed // SEEDS_ALIKE + back) % count == index:
+                last = row.numel() - 1
+                place = last if at_the_end or chance.random() < SHARE_AT_THE_END else chance.randint(0, last)
+                row[place : place + 1] = math.copysign(value, chance.random() - 0.5)
 
 
 def _in_turn(tensor: torch.Tensor, value: float, generator: torch.Generator) -> torch.Tensor:

@@ -10,7 +10,14 @@ from types import EllipsisType
 
 import torch
 
-from reference_ops.distributions import change_weight, fill, infinities_meet, sprinkle
+from reference_ops.distributions import (
+    SEEDS_ALIKE,
+    change_weight,
+    fill,
+    infinities_meet,
+    sprinkle,
+    stand_alone,
+)
 from reference_ops.op import (
     CLASHING,
     COUNTED_NAN,
@@ -46,6 +53,7 @@ LARGE_WEIGHTS = 3  # one seed in this many draws weights from large numbers
 # Only the gradients of a backward op hold these: its other inputs are results of the forward.
 OF_GRADIENTS = (ZERO, MINUTE, OVERFLOWING, NAN, INFINITE, MINUS_INF, CLASHING)
 OF_SAVED = {SAVED_NAN: NAN, SAVED_INFINITE: INFINITE}
+STANDING_ALONE = {NAN: math.nan, INFINITE: math.inf}  # extremes of which one tensor's hides another's
 FEW_DRAWS = 3  # of extremes, where a size is 1
 BOTH_SIGNS = 2  # rows of each extreme: with a single one, infinities would all have one sign
 
@@ -122,8 +130,24 @@ def inputs_at(op: Op, workload: Workload, seed: int, device: str, values: str = 
         else:
             for row, name in enumerate(of_tensor[: len(tensor)]):
                 fill(tensor[row :: len(names)], name, generator)
+    _keep_apart(op, drawn, names, generator)
     _arrange(op, workload, drawn, values, generator)
     return drawn
+
+
+def _keep_apart(op: Op, drawn: Tensors, names: tuple[str, ...], generator: torch.Generator) -> None:
+    """Let each of several inputs have NaN, and infinities, in a row that is finite in the others."""
+    for turn, name in enumerate(names):
+        if value := STANDING_ALONE.get(OF_SAVED.get(name, name)):
+            alike = [drawn[spec.name][turn :: len(names)] for spec in _drawn_so(op, name)]
+            if len(alike) > 1 and len(alike[0]):
+                stand_alone(alike, value, generator)
+
+
+def _drawn_so(op: Op, values: str) -> list[TensorSpec]:
+    """Return the inputs drawn by rows that hold what is not finite where these values are drawn."""
+    of_rows = [spec for spec in op.varied if spec.dims and spec.dims[0] in op.varied[0].dims[:1]]
+    return [spec for spec in of_rows if _of_tensor(op, spec, values) in STANDING_ALONE]
 
 
 def _arrange(op: Op, workload: Workload, drawn: Tensors, values: str, generator: torch.Generator) -> None:
@@ -207,6 +231,16 @@ def few_extreme_seeds(op: Op, workload: Workload, rng: random.Random) -> list[in
     count, rows = len(op.extremes), op.shape(op.varied[0], workload)[0]
     first = next((index for index, name in enumerate(op.extremes) if name in (OVERFLOWING, *NOT_FINITE)), 0)
     return [rng.randrange(SEEDS // count) * count + start for start in range(first, count, rows)][:FEW_DRAWS]
+
+
+def seeds_in_turn(op: Op, workload: Workload, values: str, rng: random.Random) -> list[int]:
+    """Return seeds whose draws of NaN or infinities hold them at the last place of each input while others are finite.
+
+    Where rows are single numbers, or too few, each input needs a draw of its own.
+    """
+    alike, first = _drawn_so(op, values), SEEDS_ALIKE * (rng.randrange(SEEDS // SEEDS_ALIKE // 2) + 1) - 1
+    enough = all(len(spec.dims) > 1 and op.shape(spec, workload)[0] >= 2 * len(alike) for spec in alike)
+    return [first + turn * SEEDS_ALIKE for turn in range(1 if enough else len(alike))]
 
 
 def similar_seeds(op: Op, seed: int, count: int) -> range:

@@ -21,7 +21,7 @@ from evolve.evaluation.buffers import (
     unwritten,
 )
 from evolve.evaluation.truth import truth
-from reference_ops.inputs import extreme_seeds, few_extreme_seeds, inputs_at, mixed_seed, mixtures_needed
+from reference_ops.inputs import extreme_seeds, few_extreme_seeds, inputs_at, mixed_seed, mixtures_needed, seeds_in_turn
 from reference_ops.op import EXTREME_ROWS, MIXED, NORMAL, Op, Tensors, Workload
 from reference_ops.precision import TORCH_DTYPES
 
@@ -142,14 +142,16 @@ class Inspector:
 
     def check_on(
         self, program: Program, op: Op, workload: Workload, names: Iterable[str], *, in_graph: bool = False,
-        few: bool = False,
+        few: bool = False, in_turn: bool = False,
     ) -> None:  # fmt: skip
         """Check the program once on each of these distributions, extremes or arrangements of inputs.
 
+        With `in_turn`, each input in turn is the only one that is not finite, at the last place of a row.
         With `few`, rows of extremes are drawn a few times, even if there are too few rows for all of them. With
         `in_graph`, the call is captured once in a CUDA graph, if the device has them, and replayed on each.
         """
-        if not (draws := [draw for name in names for draw in self._draws(op, workload, name, few=few)]):
+        draws = [draw for name in names for draw in self._draws(op, workload, name, few=few, in_turn=in_turn)]
+        if not draws:
             return
         if is_huge(op, workload):
             for draw in draws:
@@ -172,14 +174,15 @@ class Inspector:
                     raise RejectedError(error.outcome, f"{error.log} (only in a CUDA graph)") from error
                 raise
 
-    def _draws(self, op: Op, workload: Workload, values: str, *, few: bool) -> list[Draw]:
+    def _draws(self, op: Op, workload: Workload, values: str, *, few: bool, in_turn: bool) -> list[Draw]:
         """Return one draw of these values.
 
         Rows of extremes are drawn until every extreme has occurred, or a `few` times.
         """
-        if values != EXTREME_ROWS:
-            return [Draw(op, workload, self.rng.randrange(2**31), values)]
-        seeds = (few_extreme_seeds if few else extreme_seeds)(op, workload, self.rng)
+        if values == EXTREME_ROWS:
+            seeds = (few_extreme_seeds if few else extreme_seeds)(op, workload, self.rng)
+        else:
+            seeds = seeds_in_turn(op, workload, values, self.rng) if in_turn else [self.rng.randrange(2**31)]
         return [Draw(op, workload, seed, values) for seed in seeds]
 
     def _run_again(

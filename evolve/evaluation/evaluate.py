@@ -30,6 +30,7 @@ from reference_ops.op import (
     NAN_IN_WEIGHTS,
     NORMAL,
     OF_WEIGHTS,
+    SAVED_NAN,
     SHIFTED,
     SHIFTED_COLUMNS,
     Op,
@@ -38,6 +39,7 @@ from reference_ops.op import (
 from reference_ops.shapes import integers_of, without_rows
 
 EXTREMES_AT_ONCE = 2  # at a declared workload whose rows depend on each other
+ROWS_WITH_TAILS = 4  # enough for two inputs to have NaN in rows of their own, beside others
 SMALL_BYTES = 2**22  # of a workload that meets every extreme
 SLOWER = "note: another setting of its knobs is clearly faster everywhere, so this one was checked in few calls alone"
 OF_A_SINGLE_ROW = (LARGE, SHIFTED, "far_below", "masked", NAN, INFINITE, MINUS_INF, CLASHING)
@@ -79,6 +81,7 @@ def evaluate(
         programs = compilation.listed(shapes, awkward)
         found = of_code = traits(kernel, programs)
         check_extremes(programs, op, inspector)
+        check_tails(programs, op, inspector)
         # A fault at a random shape is not a verdict on other kernels with the same code: they may get other shapes.
         found = None
         evaluator.watch("compile")
@@ -196,6 +199,23 @@ def check_extremes(programs: Compiled[Program], op: Op, inspector: Inspector) ->
             awkward = [pair for pair in programs.awkward if pair[0].dtype == dtype]
             workload, program = _chosen(awkward or own, op, inspector)
             inspector.check_on(program, op, workload, (*op.extremes, *op.arrangements), in_graph=dtype == graphed)
+
+
+def check_tails(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
+    """Check NaN and infinities that each input has alone at the end of rows that no vector divides, once per dtype."""
+    names = [name for name in (NAN, INFINITE, SAVED_NAN) if name in op.extremes]
+    pairs = [pair for pair in (*programs.awkward, *programs.declared) if _has_tails(op, pair[0])] if names else []
+    for dtype in dict.fromkeys(workload.dtype for workload, _ in pairs):
+        own = [pair for pair in pairs if pair[0].dtype == dtype]
+        several = [pair for pair in own if op.shape(op.varied[0], pair[0])[0] >= ROWS_WITH_TAILS]
+        workload, program = inspector.rng.choice(several or own)
+        inspector.check_on(program, op, workload, names, in_turn=True)
+
+
+def _has_tails(op: Op, workload: Workload) -> bool:
+    """Return whether the rows of the input with most dims are long at a small workload, and no vector divides them."""
+    shape = max((op.shape(spec, workload) for spec in op.varied), key=len, default=())
+    return bool(shape) and shape[-1] > 1 and shape[-1] % 2 == 1 and op.nbytes(workload) <= SMALL_BYTES
 
 
 def check_once(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:

@@ -20,6 +20,7 @@ from evolve.evaluation.evaluate import (
     check_missing,
     check_once,
     check_stretched,
+    check_tails,
     envelope,
 )
 from reference_ops.arrangements import of_order
@@ -109,6 +110,22 @@ def test_arrangements_come_first_at_the_declared_workloads() -> None:
     met = {check.values for check in run(clipped) if check.workload in {place.key for place in DECLARED}}
     assert met <= {*OP.arrangements, *OP.extremes}
     assert set(OP.arrangements) <= met
+
+
+@pytest.mark.parametrize("by_rows", [True, False])
+def test_nan_at_the_end_of_odd_rows_is_met_in_every_dtype(by_rows: bool) -> None:
+    checks: list[Check] = []
+    op = replace(OP, by_rows=by_rows)
+    check_tails(compiled(clipped, op), op, inspector(checks))  # type: ignore[arg-type]
+    expected = {(name, place.key) for name in (NAN, INFINITE) for place in SMALL}  # 33 columns; the declared have 64
+    assert {(check.values, check.workload) for check in checks} == expected
+
+
+def test_no_tails_are_checked_where_all_rows_are_even() -> None:
+    checks: list[Check] = []
+    op = replace(OP, awkward=())
+    check_tails(compiled(clipped, op), op, inspector(checks))  # type: ignore[arg-type]
+    assert not checks
 
 
 def test_a_champion_meets_extremes_at_declared_workloads_too() -> None:

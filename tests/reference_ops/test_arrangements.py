@@ -1,6 +1,7 @@
 """Arrangements of masks, indices and orders, and the extremes of numbers."""
 
 import math
+import random
 
 import pytest
 import torch
@@ -9,8 +10,8 @@ from each import each
 
 from reference_ops import catalog
 from reference_ops.arrangements import filled, of_indices, of_mask, of_order, sprinkled
-from reference_ops.distributions import EXTREME_DRAWS
-from reference_ops.inputs import inputs_at, meets_extremes_by_rows, row_groups, similar_seeds
+from reference_ops.distributions import EXTREME_DRAWS, SEEDS_ALIKE
+from reference_ops.inputs import inputs_at, meets_extremes_by_rows, row_groups, seeds_in_turn, similar_seeds
 from reference_ops.op import (
     EQUAL_INFINITIES,
     EXTREME_ROWS,
@@ -216,6 +217,47 @@ def test_extremes_share_a_draw_only_where_each_row_of_every_output_depends_on_on
     layer_norm = catalog.load("layer_norm_backward")  # gradients of weights sum over the rows
     assert not meets_extremes_by_rows(layer_norm, layer_norm.emulated[0])
     assert not meets_extremes_by_rows(catalog.load("softmax"), catalog.load("softmax").awkward[-1])
+
+
+def rows_with_nan(op: str, workload: Workload, seed: int) -> dict[str, set[int]]:
+    inputs = inputs_at(catalog.load(op), workload, seed, "cpu", NAN)
+    return {
+        name: {row for row, values in enumerate(tensor) if bool(values.isnan().any())}
+        for name, tensor in inputs.items()
+    }
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_each_of_several_inputs_has_nan_in_a_row_that_is_finite_in_the_others(seed: int) -> None:
+    op = catalog.load("cosine_similarity")
+    for workload in (*op.emulated, *op.awkward):
+        if op.shape(op.inputs[0], workload)[0] > len(op.inputs):
+            rows = rows_with_nan("cosine_similarity", workload, seed)
+            assert rows["x"] - rows["y"]
+            assert rows["y"] - rows["x"]
+
+
+def test_in_a_single_row_one_input_alone_may_have_nan_and_each_does_at_some_seed() -> None:
+    workload = Workload("float32", (("n", 1),), catalog.load("adamw").emulated[0].parameters)
+    found = [rows_with_nan("adamw", workload, (turn + 1) * SEEDS_ALIKE - 1) for turn in range(4)]
+    with_nan = [{name for name, rows in each_draw.items() if rows} for each_draw in found]
+    assert sorted(map(sorted, with_nan)) == [["exp_avg"], ["exp_avg_sq"], ["grad"], ["param"]]
+
+
+@pytest.mark.parametrize(("name", "draws"), [("cosine_similarity", 1), ("adamw", 4), ("gelu", 1)])
+def test_in_turn_each_input_ends_with_nan_where_the_others_are_finite(name: str, draws: int) -> None:
+    op = catalog.load(name)
+    workload = next(one for one in op.awkward if max(dict(one.dims).values()) > 30)
+    seeds = seeds_in_turn(op, workload, NAN, random.Random(1))
+    assert len(seeds) == draws
+    alone = set()
+    for seed in seeds:
+        inputs = inputs_at(op, workload, seed, "cpu", NAN)
+        for row in range(workload.dims[0][1]):
+            ending = [one for one, values in inputs.items() if bool(values[row].reshape(-1)[-1].isnan())]
+            others = [one for one, values in inputs.items() if one not in ending and bool(values[row].isfinite().all())]
+            alone |= {*ending} if len(ending) + len(others) == len(inputs) and len(ending) == 1 else set()
+    assert alone == {spec.name for spec in op.inputs}
 
 
 def test_nan_is_put_into_only_one_input() -> None:
