@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from reference_ops.distributions import fill, sprinkle
-from reference_ops.op import RUNS_OF_MINUS_INF, Arrange, Tensors
+from reference_ops.op import ENDS_WITH_NAN, RUNS_OF_MINUS_INF, Arrange, Tensors
 
 WIDEST_BITS, WIDEST_BITS_IN_FLOAT16 = 14, 6  # of scales along a sum of products: from 2**-14 to 2**14
 SHARE_OF_BLOCK = 3  # a block hides one key in three
@@ -260,7 +260,7 @@ def nan_at_the_end(*names: str) -> Mapping[str, Arrange]:
 
         return arrange
 
-    return {f"{name}_ends_with_NaN": of(name) for name in names}
+    return {f"{name}_{ENDS_WITH_NAN}": of(name) for name in names}
 
 
 def scaled(**factors: float) -> Mapping[str, Arrange]:

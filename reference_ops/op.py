@@ -72,6 +72,7 @@ MEETING = EQUAL_INFINITIES, OPPOSITE_INFINITIES = "equal_infinities", "opposite_
 # An arrangement for each input of an op that exempts NaN, unless it exempts this too: NaN where a result depends on it.
 COUNTED_NAN = "NaN_that_counts"
 RUNS_OF_MINUS_INF = "begins_or_ends_with_minus_inf"  # ends the name of an arrangement of an input
+ENDS_WITH_NAN = "ends_with_NaN"  # the same, of one in which the very last element is NaN
 EXTREME_ROWS = "extreme_rows"  # rows of every extreme in turn, as in "mixed"
 
 GRADIENT = "grad_"  # begins the names of the gradients that a backward op gets

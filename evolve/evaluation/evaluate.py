@@ -20,6 +20,7 @@ from reference_ops.edges import has_vanishing_term
 from reference_ops.inputs import has_rows_of_extremes, meets_extremes_by_rows
 from reference_ops.op import (
     CLASHING,
+    ENDS_WITH_NAN,
     EXTREME_ROWS,
     INFINITE,
     LARGE,
@@ -204,6 +205,7 @@ def check_extremes(programs: Compiled[Program], op: Op, inspector: Inspector) ->
 def check_tails(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
     """Check NaN and infinities that each input has alone at the end of rows that no vector divides, once per dtype."""
     names = [name for name in (NAN, INFINITE, SAVED_NAN) if name in op.extremes]
+    names += [name for name in op.arrangements if name.endswith(ENDS_WITH_NAN)]
     pairs = [pair for pair in (*programs.awkward, *programs.declared) if _has_tails(op, pair[0])] if names else []
     for dtype in dict.fromkeys(workload.dtype for workload, _ in pairs):
         own = [pair for pair in pairs if pair[0].dtype == dtype]

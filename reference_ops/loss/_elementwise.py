@@ -61,7 +61,7 @@ def elementwise(
             gpu=gpu,
             emulated=emulated,
             awkward=awkward,
-            arranged={**nan_in("x", "target"), **nan_at_the_end("x")},
+            arranged={**nan_in("x", "target"), **nan_at_the_end("x", "target")},
             flops=lambda dims: flops * dims["n"],
             # The default factor suffices for partial sums in float32, as in PyTorch, added as blocks finish.
             tolerance=Tolerance(sums="added_up"),

@@ -77,7 +77,7 @@ ops = (
         draw=draw_distributions,
         arranged={
             **nan_in("log_probs", "target"),
-            **nan_at_the_end("log_probs"),
+            **nan_at_the_end("log_probs", "target"),
             "zeros_in_target": zeros,
             "target_below_zero": one_below_zero,
         },

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from reference_ops.arrangements import filled, nan_in, scaled
+from reference_ops.arrangements import filled, nan_at_the_end, nan_in, scaled
 from reference_ops.op import COUNTED_NAN, NOT_FINITE, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import TORCH_DTYPES
 
@@ -107,7 +107,11 @@ def dequantise(dtype: str) -> Op:
         draw=draw,
         arranged={
             **nan_in("scales"),
-            **(nan_in("quantised") if TORCH_DTYPES[dtype].is_floating_point else {"least": filled(quantised=-128)}),
+            **(
+                {**nan_in("quantised"), **nan_at_the_end("quantised")}
+                if TORCH_DTYPES[dtype].is_floating_point
+                else {"least": filled(quantised=-128)}
+            ),
             **scaled(scales=-(2.0**-10)),
         },
         flops=lambda dims: dims["rows"] * dims["cols"],
