@@ -19,6 +19,7 @@ from reference_ops.op import (
     INFINITE_WEIGHTS,
     MEETING,
     MINUS_INF,
+    NAN,
     SAVED_INFINITE,
     Op,
     Tensors,
@@ -112,7 +113,7 @@ class Truth:
             infinite=group.values in WITH_INFINITIES,
             lenient=group.nan_is_open,
             of_weights=group.counts_where_it_matters,
-            depends=lambda: self.dependent[index][rows],
+            depends=None if self.op.nan_spreads and group.values == NAN else lambda: self.dependent[index][rows],
             lost=lambda: self._lost(index)[rows],
             of_nan=(lambda: self._of_nan_alone[index][rows]) if group.values == CLASHING else None,
         )

@@ -47,6 +47,7 @@ op = Op(
     ),
     values=COMMON,
     draw=some_short,
+    nan_spreads=True,  # also in rows of one column
     flops=lambda dims: 6 * dims["rows"] * dims["cols"],
     # The default factor suffices for results in float32, rounded once.
     tolerance=Tolerance(sums="cols"),

@@ -142,6 +142,7 @@ forward = Op(
     draw=draw_targets,
     arranged=FORWARD,
     valid=lambda known: 0 <= known["label_smoothing"] <= 1,
+    nan_spreads=True,  # also with a vocabulary of one
     flops=lambda dims: 5 * dims["rows"] * dims["vocab"],  # compare, subtract, exponential, and two additions
     derived={"longest_sum": lambda dims: max(dims["rows"], dims["vocab"])},
     # The default factor suffices: PyTorch also sums in float32. Rows are added as they finish.

@@ -67,6 +67,7 @@ ops = (
         ),
         emulated=workloads("float32 bfloat16 float16", *EMULATED, eps=EPS),
         awkward=rotated("float32 bfloat16 float16", *AWKWARD, eps=EPS),
+        nan_spreads=True,  # also in rows of one column
         flops=lambda dims: 9 * dims["rows"] * dims["cols"],
         # The default factor suffices: the reference also works in float32 and rounds once.
         tolerance=Tolerance(sums="cols"),

@@ -121,6 +121,7 @@ ops = (
         ),
         valid=divides,
         draw=draw_apart,
+        nan_spreads=True,  # also in groups of one element
         flops=lambda dims: 8 * dims["batch"] * dims["channels"] * dims["height"] * dims["width"],
         # The default factor suffices: the reference sums in float32 and rounds once.
         tolerance=Tolerance(sums="per_group"),

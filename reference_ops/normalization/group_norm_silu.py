@@ -66,6 +66,7 @@ ops = (
         ),
         valid=plain.divides,
         draw=plain.draw_apart,
+        nan_spreads=True,  # also in groups of one element
         flops=lambda dims: 12 * dims["batch"] * dims["channels"] * dims["height"] * dims["width"],
         # The default factor suffices: the reference works in float32 and rounds once.
         tolerance=Tolerance(sums="per_group"),

@@ -78,6 +78,7 @@ ops = (
         ),
         emulated=workloads("float32 bfloat16 float16", *EMULATED, eps=EPS),
         awkward=rotated("float32 bfloat16 float16", *AWKWARD, eps=EPS),
+        nan_spreads=True,  # also in rows of one column
         flops=lambda dims: 8 * dims["rows"] * dims["cols"],
         # The default factor suffices: PyTorch also sums in float32 and rounds once.
         tolerance=Tolerance(sums="cols"),

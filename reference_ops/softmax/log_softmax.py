@@ -42,6 +42,7 @@ forward = Op(
         {"rows": 5, "cols": 1000}, {"rows": 3, "cols": 1023}, {"rows": 2, "cols": 4104},
     ),
     values=(*COMMON, "masked", "far_below"),  # logits of excluded tokens are -inf
+    nan_spreads=True,  # also in rows of one column
     flops=lambda dims: 4 * dims["rows"] * dims["cols"],  # compare, subtract, exponential, add
     # The default factor suffices: PyTorch also accumulates in float32 and rounds once.
     tolerance=Tolerance(sums="cols"),

@@ -55,6 +55,7 @@ op = Op(
         {"rows": 1, "cols": 1}, {"rows": 31, "cols": 33}, {"rows": 33, "cols": 31}, {"rows": 7, "cols": 257},
         {"rows": 5, "cols": 1000}, {"rows": 3, "cols": 1023}, {"rows": 2, "cols": 4104},
     ),
+    nan_spreads=True,  # also in rows of one column
     values=(*COMMON, "masked", "far_below"),  # a causal or padding mask is -inf before a softmax
     flops=lambda dims: 4 * dims["rows"] * dims["cols"],  # compare, subtract, add, multiply, and an exponential
     # The default factor suffices: PyTorch also accumulates in float32 and rounds once.
