@@ -146,6 +146,26 @@ def windows_past_borders(op: Op, accepts: Callable[[Workload], bool], most_bytes
     return ()
 
 
+def overlapping_windows(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
+    """Return a workload with windows larger than any listed one and the least stride, if parameters give both.
+
+    This is so in pooling, where there are no weights. Then a place lies in more windows than at any listed workload.
+    `beyond_listed` has large strides beside such windows.
+    """
+    ranges, dims = ranges_of(op.listed), dims_of(op)
+    parameters = [name for name in _integer_parameters(op) if name in ranges and name not in dims and not op.weights]
+    for one in sorted(_near(op, accepts, most_bytes), key=lambda one: (-DTYPES[one.dtype].itemsize, -op.nbytes(one))):
+        moved = [name for name, _ in _every_size(one) if name in ranges and name not in parameters]
+        windows = [name for name in parameters if any(_moves_over(op, one, name, over) for over in moved)]
+        least = {name: ranges[name][0] for name in parameters}
+        for share in MORE if 0 < len(windows) < len(parameters) else ():
+            larger = {name: ranges[name][1] + ranges[name][1] // share + 1 for name in windows}
+            tried = with_sizes(one, {**least, **larger})
+            if op.is_valid(tried) and op.nbytes(tried) <= most_bytes and accepts(tried):
+                return (tried,)
+    return ()
+
+
 def _moves_over(op: Op, workload: Workload, window: str, over: str) -> bool:
     """Return whether one size is a window over the other: then a derived dim is unchanged if both grow equally."""
     sizes = dict(_every_size(workload))

@@ -22,6 +22,7 @@ STRETCH_OF_IMAGES = (1.25, 1.5)  # the same for each dim of an image, so that 22
 LESS = 0.95  # worth of a multiple beside a prime of almost the same size, which shows errors in tails, too
 PAST_POWER = 1.02  # of a size beyond a power of two, so that the prime below it is beyond it, too
 RANK_OF_VOLUMES, EDGE_OF_VOLUMES = 4, 43  # tensors of more dims are volumes; 41**3, of a prime below, exceeds 2**16
+EDGE_OF_PLANES, INDEX_DTYPE = 256, "int64"
 PAST_16_BITS = (66_000, 72_000)  # range of the size of a dim
 PAST_8_BITS = (263, 300)  # the same; the prime below it is beyond 8 bits, too
 LONG, MANY = 1000, 48  # a dim with a listed size as long as this may be longer in use
@@ -106,7 +107,19 @@ def past_few_bits(
     found: list[Workload] = []
     for sizes in every:
         found += _longest(op, sizes, 1, lambda tried: op.nbytes(tried) <= most_bytes and accepts(tried))
+    if any(spec.dtype == INDEX_DTYPE and len(spec.dims) > RANK_OF_VOLUMES for spec in op.inputs):
+        found += _with_planes(op, accepts, most_bytes)
     return tuple(dict.fromkeys(found))
+
+
+def _with_planes(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> Iterator[Workload]:
+    """Yield the most exact workload that fits, with two planes of 2**16 places: the same bits stand for one in each."""
+    for names in dict.fromkeys(spec.dims for spec in op.outputs if len(spec.dims) > RANK_OF_VOLUMES):
+        *leading, depth, height, width = names
+        sizes = {**dict.fromkeys(leading, 1), depth: 2, height: EDGE_OF_PLANES, width: EDGE_OF_PLANES}
+        tries = (with_sizes(near, sizes) for near in (*op.emulated, *op.awkward))
+        fitting = [one for one in tries if op.is_valid(one) and op.nbytes(one) <= most_bytes and accepts(one)]
+        yield from sorted(fitting, key=lambda one: -DTYPES[one.dtype].itemsize)[:1]
 
 
 def powers_of_two(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:

@@ -21,6 +21,7 @@ from reference_ops.edges import (
     equal_sizes,
     far_apart,
     long_rows,
+    overlapping_windows,
     small_sizes,
     special_parameters,
     windows_past_borders,
@@ -116,6 +117,7 @@ class Compilation(Generic[P]):
         single += crossed_parameters(op, accepts, rng, policy.held_out_bytes)
         single += far_apart(op, accepts, policy.held_out_bytes)
         single += windows_past_borders(op, accepts, policy.held_out_bytes)
+        single += overlapping_windows(op, accepts, policy.held_out_bytes)
         single += past_few_bits(op, accepts_long, rng, policy.stretched_bytes)
         few = few_rows(op, declared, accepts) if confirm else ()
         awkward, _ = self._accepted(op.awkward)

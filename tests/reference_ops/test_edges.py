@@ -19,6 +19,7 @@ from reference_ops.edges import (
     far_apart,
     has_vanishing_term,
     long_rows,
+    overlapping_windows,
     small_sizes,
     special_parameters,
     windows_past_borders,
@@ -133,6 +134,22 @@ def test_no_window_passes_borders_if_the_op_has_no_window_or_the_kernel_refuses(
     for name in ("softmax", "gemm", "upsample_bilinear", "topk"):
         assert not windows_past_borders(catalog.load(name), anything, MOST_BYTES)
     assert not windows_past_borders(catalog.load("max_pool1d"), lies_within, MOST_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel"), [("max_pool2d_backward", 11), ("avg_pool1d", 51), ("max_pool3d_backward", 7)]
+)
+def test_large_windows_begin_at_every_place_once(name: str, kernel: int) -> None:
+    op = catalog.load(name)
+    (workload,) = overlapping_windows(op, anything, MOST_BYTES)
+    assert op.is_valid(workload)
+    assert (known(workload)["kernel"], known(workload)["stride"], known(workload)["padding"]) == (kernel, 1, 0)
+
+
+def test_windows_overlap_only_where_parameters_give_a_window_and_a_stride() -> None:
+    for name in ("softmax", "conv1d", "topk", "group_norm", "conv_transpose2d"):
+        assert not overlapping_windows(catalog.load(name), anything, MOST_BYTES)
+    assert not overlapping_windows(catalog.load("max_pool1d"), lambda w: known(w)["kernel"] < 6, MOST_BYTES)
 
 
 def lies_within(workload: Workload) -> bool:

@@ -230,6 +230,15 @@ def test_the_places_of_a_volume_are_once_too_many_for_16_bits() -> None:
     assert any(size(w, "d") * size(w, "h") * size(w, "w") > 2**16 for w in drawn)
 
 
+def test_where_places_in_volumes_are_inputs_two_planes_have_2_to_the_power_of_16_each() -> None:
+    pool = catalog.load("max_pool3d_backward")
+    drawn = past_few_bits(pool, anything, random.Random(1), 2**21)
+    assert any({("d", 2), ("h", 256), ("w", 256)} <= {*w.parameters} for w in drawn)
+    assert all(pool.is_valid(workload) and pool.nbytes(workload) <= 2**21 for workload in drawn)
+    others = past_few_bits(catalog.load("avg_pool3d_backward"), anything, random.Random(1), 2**21)
+    assert not any(("h", 256) in w.parameters for w in others)
+
+
 def test_a_dim_whose_least_size_is_listed_as_more_than_one_may_be_no_smaller() -> None:
     """Held-out sizes lie between the listed ones, so a smaller one that the op accepts would never be met."""
     assert least("causal_conv1d", "width") == 1
