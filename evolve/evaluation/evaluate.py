@@ -203,13 +203,13 @@ def check_extremes(programs: Compiled[Program], op: Op, inspector: Inspector) ->
 
 
 def check_tails(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
-    """Check NaN and infinities that each input has alone at the end of rows that no vector divides, once per dtype."""
+    """Check NaN and infinities of each input alone, at the end of rows that no vector divides, once per dtype."""
     names = [name for name in (NAN, INFINITE, SAVED_NAN) if name in op.extremes]
     names += [name for name in op.arrangements if name.endswith(ENDS_WITH_NAN)]
     pairs = [pair for pair in (*programs.awkward, *programs.declared) if _has_tails(op, pair[0])] if names else []
     for dtype in dict.fromkeys(workload.dtype for workload, _ in pairs):
         own = [pair for pair in pairs if pair[0].dtype == dtype]
-        several = [pair for pair in own if op.shape(op.varied[0], pair[0])[0] >= ROWS_WITH_TAILS]
+        several = [pair for pair in own if op.shape(op.varied[0], pair[0])[:1] >= (ROWS_WITH_TAILS,)]
         workload, program = inspector.rng.choice(several or own)
         inspector.check_on(program, op, workload, names, in_turn=True)
 
