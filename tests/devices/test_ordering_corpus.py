@@ -33,20 +33,22 @@ RIGHT = {**{f"{op}/{kernel.id[:8]}": kernel for op in op_names() for kernel in s
 def compiled(kernel: Kernel, device: str) -> Evaluation:
     """Compile for a declared and an awkward workload of each dtype. Evaluations compile for more shapes.
 
-    Code whose blocks share nothing has no order that sizes could change: one workload of each dtype is enough.
+    Code whose blocks share nothing has no order that sizes or dtypes could change: one workload is enough.
     """
     op, info = catalog.load(kernel.op), DEVICES[device]
     awkward = {workload.dtype: workload for workload in reversed(op.awkward)}
+    shares = SHARES.search(kernel.source)
 
     def judge(verdict: Evaluation) -> Evaluation:
         seen = set[str]()
         for workload in (*op.workloads(info.kind), *awkward.values()):
-            is_other = workload in awkward.values() and SHARES.search(kernel.source)
-            if workload.dtype in seen and not is_other:
+            if workload.dtype in seen and not (shares and workload in awkward.values()):
                 continue
             with suppress(IllegalError):
                 compile_cubin(bound_at(kernel, op, workload, info), info.arch)
                 seen.add(workload.dtype)
+                if not shares:
+                    break
         return verdict
 
     return verdict_on(kernel, op, info, judge)
