@@ -164,15 +164,25 @@ def dims_of(op: Op) -> set[str]:
 
 
 def _longest(op: Op, sizes: Mapping[str, int], shrinks: int, fits: Callable[[Workload], bool]) -> tuple[Workload, ...]:
-    """Return the small listed workload with these sizes, or the largest that fit, that has the most bytes; or none."""
+    """Return the small listed workload with these sizes, or the largest that fit, that has the most bytes; or none.
+
+    Sizes are halved until one fits.
+    """
     first = next(iter(sizes))
-    fitting = [
-        (_sizes(tried)[first] * worth, op.nbytes(tried), tried)
-        for near in (*op.emulated, *op.awkward)
-        for kind, worth in ((prime_below, 1.0), (_to_multiple, LESS))
-        if (tried := _resized(op, near, sizes, kind, fits, shrinks))
-    ]
-    return (max(fitting, key=lambda one: one[:2])[2],) if fitting else ()
+    for shrunk in range(shrinks):
+        of_kinds = [
+            ({name: kind(max(1, size >> shrunk)) for name, size in sizes.items()}, worth)
+            for kind, worth in ((prime_below, 1.0), (_to_multiple, LESS))
+        ]
+        fitting = [
+            (wanted[first] * worth, op.nbytes(tried), tried)
+            for near in (*op.emulated, *op.awkward)
+            for wanted, worth in of_kinds
+            if (tried := _enlarged(op, near, wanted)) and fits(tried)
+        ]
+        if fitting:
+            return (max(fitting, key=lambda one: one[:2])[2],)
+    return ()
 
 
 def with_sizes(near: Workload, sizes: Mapping[str, int]) -> Workload:
@@ -191,20 +201,13 @@ def _beyond(greatest: int, least: float, most: float) -> tuple[float, float]:
     return (max(least, bound) if bound < most else least), most
 
 
-def _resized(
-    op: Op, near: Workload, sizes: Mapping[str, int], kind: Callable[[int], int], fits: Callable[[Workload], bool],
-    shrinks: int,
-) -> Workload | None:  # fmt: skip
-    """Return the workload with other sizes of some dims, the largest that fit; None if those are not larger."""
+def _enlarged(op: Op, near: Workload, sizes: Mapping[str, int]) -> Workload | None:
+    """Return the workload with other sizes of some dims; None if these are not larger, or not valid."""
     known = _sizes(near)
-    for shrunk in range(shrinks):
-        wanted = {name: kind(max(1, size >> shrunk)) for name, size in sizes.items()}
-        tried = with_sizes(near, wanted)
-        if all(size <= known[name] for name, size in wanted.items()):
-            return None
-        if op.is_valid(tried) and fits(tried):
-            return tried
-    return None
+    if all(size <= known[name] for name, size in sizes.items()):
+        return None
+    tried = with_sizes(near, sizes)
+    return tried if op.is_valid(tried) else None
 
 
 def _sizes(workload: Workload) -> dict[str, int]:

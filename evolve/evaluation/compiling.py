@@ -5,6 +5,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Generic, TypeVar
 
 from archive.binding import IllegalError, accepts, bind
@@ -89,6 +90,7 @@ class Compilation(Generic[P]):
         declared, skipped = self._declared()
         most_threads = max(policy.held_out_threads or 0, *(self._threads(workload) for workload in declared))
 
+        @cache
         def accepts(workload: Workload) -> bool:
             try:
                 threads = self._threads(workload)

@@ -132,6 +132,13 @@ def test_a_padding_outside_the_weight_raises_pytorchs_error(tmp_path: Path) -> N
         function(tmp_path, "embedding")(torch.tensor([0]), torch.randn(1, 5), padding_idx=1)
 
 
+@pytest.mark.parametrize("name", ["adaptive_avg_pool2d", "adaptive_avg_pool3d", "interpolate"])
+def test_one_size_for_several_dims_raises_pytorchs_error(tmp_path: Path, name: str) -> None:
+    image = torch.randn(2, 3, *[6] * (3 if name.endswith("3d") else 2))
+    with pytest.raises((RuntimeError, ValueError)):
+        function(tmp_path, name)(image, (2,))
+
+
 def function(folder: Path, name: str) -> Function:
     return Function(FORMS[name], primitives(FORMS[name].ops, folder, EmulatedMachine(by_reference=True)))
 

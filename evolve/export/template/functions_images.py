@@ -23,6 +23,7 @@ from evolve.export.template.forms import (
 Sizes = int | Sequence[int]
 UNEQUAL = "the window, stride, padding or dilation differs between the dims"
 NOT_A_BATCH = "the input is not a batch"
+TOO_FEW_SIZES = "the sizes are fewer than the dims of an image"
 INDICES = "tuple[Tensor, Tensor]"
 AXES = {1: ("l",), 2: ("h", "w"), 3: ("d", "h", "w")}
 
@@ -262,6 +263,8 @@ def _adaptive(rank: int) -> Callable[..., Lowered]:
             return NOT_A_BATCH
         if has_channels_last(input):
             return CHANNELS_LAST
+        if _are_too_few(output_size, rank):
+            return TOO_FEW_SIZES
         sizes = as_sizes(output_size, rank)
         if rank == 1 and None in sizes:
             return "the size is not a number"
@@ -288,6 +291,8 @@ def interpolate(
         return "both a size and a factor are given, or align_corners with `nearest`"
     if has_channels_last(input):
         return CHANNELS_LAST
+    if size is not None and _are_too_few(size, 2):
+        return TOO_FEW_SIZES
     if mode == "bilinear" and size is not None:
         oh, ow = as_sizes(size, 2)
         return Call("upsample_bilinear", (input,), {"oh": oh, "ow": ow}, first)
@@ -297,6 +302,11 @@ def interpolate(
     if factor is None:
         return "the factor is not a whole number, or differs between the dims"
     return Call("upsample_nearest", (input,), {"factor": factor}, first)
+
+
+def _are_too_few(sizes: Sizes, rank: int) -> bool:
+    """Return whether this is a sequence of fewer sizes than dims, which windows may have, but not results."""
+    return isinstance(sizes, Sequence) and len(sizes) < rank
 
 
 def _factor(x: Tensor, size: Sizes | None, scale_factor: float | Sequence[float] | None) -> int | None:
