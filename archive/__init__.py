@@ -2,4 +2,4 @@
 
 
 class ArchiveError(Exception):
-    """The file is not an archive, cannot be opened, or is damaged."""
+    """Raised when a file is not an archive, cannot be opened, or is damaged."""

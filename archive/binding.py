@@ -27,7 +27,7 @@ PIECE_BYTES = 16  # strides, and the innermost line of a box, consist of such pi
 
 
 class IllegalError(ValueError):
-    """A knob setting breaks a `require` or a hardware limit at this point; another setting may not."""
+    """Raised when a knob setting breaks a `require` or a hardware limit at this point; another setting may not."""
 
 
 @dataclass(frozen=True)

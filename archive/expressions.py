@@ -18,7 +18,7 @@ MAX_CHARACTERS, MAX_NODES = 400, 150
 
 
 class ExpressionError(ValueError):
-    """An expression cannot be read, or has no 64-bit value at this point."""
+    """Raised when an expression cannot be read, or has no 64-bit value at this point."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ FOR_READERS = ("speedup", "light")
 
 
 class MeasuredError(ValueError):
-    """A text does not hold valid measurements. The message says where it is wrong."""
+    """Raised when a text does not hold valid measurements. The message says where it is wrong."""
 
 
 @dataclass(frozen=True)

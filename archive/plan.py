@@ -28,7 +28,7 @@ RESERVED = frozenset({"min", "max", "ceil_div", "itemsize", "sms", "and", "or", 
 
 
 class PlanError(ValueError):
-    """A plan is malformed. The message says what is wrong, and on which line of the kernel's text."""
+    """Raised when a plan is malformed. The message says what is wrong, and on which line of the kernel's text."""
 
     def __init__(self, message: str, line: int) -> None:
         super().__init__(f"line {line}: {message}")
@@ -36,7 +36,7 @@ class PlanError(ValueError):
 
 
 class PlaceError(ValueError):
-    """A fault at one place in a plan, which becomes a PlanError once its line is known."""
+    """Raised for a fault at one place in a plan, and becomes a PlanError once its line is known."""
 
     def __init__(self, message: str, path: Path) -> None:
         super().__init__(message)

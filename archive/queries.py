@@ -71,7 +71,10 @@ def count(connection: sqlite3.Connection, kind: type, by: str, op: str, filters:
 
 
 def ops(connection: sqlite3.Connection, kind: type) -> list[str]:
-    """Return the ops with records of a kind, sorted. Steps from op to op, where counting would read the whole index."""
+    """Return the ops with records of a kind, sorted.
+
+    The query steps from op to op: counting would read the whole index.
+    """
     table = SOURCES[kind].select.partition(" FROM ")[2].split()[0]
     found = connection.execute(
         f"""WITH RECURSIVE found (op) AS (

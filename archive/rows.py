@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 class DamagedError(Exception):
-    """A row of the archive is damaged. The message names the row and its table, and says what is wrong."""
+    """Raised when a row of the archive is damaged. The message names the row and its table, and says what is wrong."""
 
 
 def rows(record: "Record") -> Iterator[tuple[str, Row]]:

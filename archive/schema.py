@@ -24,7 +24,7 @@ Step = tuple[str | Callable[[sqlite3.Connection], None], ...]
 
 
 class SchemaError(Exception):
-    """The file is not an archive, or was written by a newer version."""
+    """Raised when a file is not an archive, or was written by a newer version."""
 
 
 def version_of(connection: sqlite3.Connection, path: Path) -> int:
@@ -178,7 +178,7 @@ MIGRATIONS: tuple[Step, ...] = (
     (
         "ALTER TABLE measurements ADD COLUMN autotune_us REAL",
         "ALTER TABLE measurements ADD COLUMN graph_us REAL",
-        # What was checked, under which conditions, and how it was confirmed, as JSON.
+        # The checks, their conditions, and the confirmation, as JSON.
         "ALTER TABLE evaluations ADD COLUMN checks TEXT NOT NULL DEFAULT '[]'",
         "ALTER TABLE evaluations ADD COLUMN conditions TEXT",
         "ALTER TABLE evaluations ADD COLUMN confirmed TEXT",

@@ -31,7 +31,7 @@ Test = Callable[[Any], str]  # returns where a value is wrong and why; empty if 
 
 
 class UnsoundError(ValueError):
-    """A record is not valid. The message names the field, what it must be, and what it is."""
+    """Raised when a record is not valid. The message names the field, what it must be, and what it is."""
 
 
 def check(record: object) -> None:

@@ -89,7 +89,7 @@ class SqliteStore:
         with suppress(ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
             if kept:
                 return read(json.loads(kept[0]))
-        made = json.dumps(make())  # of these records or newer ones, which then have another state
+        made = json.dumps(make())  # from these records or newer ones, whose state then differs
         self._keep_derived(what, op, state, made)
         return read(json.loads(made))
 

@@ -4,7 +4,7 @@ import re
 
 
 class UserError(Exception):
-    """An error that the user can correct: the message says what is wrong, and the hint says what to do."""
+    """Raised for an error that the user can correct: the message says what is wrong, and the hint says what to do."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Arrangements: extreme forms of masks, indices, lengths and orders, each of which an op meets in every evaluation.
+"""Arrangements: extreme forms of masks, indices, lengths and orders, each of which every evaluation tests.
 
 Random indices are spread evenly and random masks have no long runs. In practice, all indices may be the same, and a
 mask may begin with thousands of hidden keys. An op's file names the arrangements of its inputs; see `Op.arranged`.

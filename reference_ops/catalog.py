@@ -16,7 +16,7 @@ _own: dict[str, str] = {}  # locators of the user's ops that this process has lo
 
 
 class CatalogError(Exception):
-    """An op cannot be found or loaded. The message says why, and what to do."""
+    """Raised when an op cannot be found or loaded. The message says why, and what to do."""
 
 
 def is_path(locator: str) -> bool:
@@ -26,7 +26,10 @@ def is_path(locator: str) -> bool:
 
 @functools.cache
 def listing() -> tuple[Listed, ...]:
-    """Return every op of the catalog, sorted by name. Imports all op files only if no listing of them is cached."""
+    """Return every op of the catalog, sorted by name.
+
+    All op files are imported only if no listing of them is cached.
+    """
     found = read_listing()
     if found is None:
         files = op_files().values()
@@ -77,7 +80,7 @@ def locate(locator: str) -> Path:
 
 
 def check(locator: str) -> None:
-    """Raise an error if there is no such op or file. Imports no op if a listing of the catalog is cached."""
+    """Raise an error if there is no such op or file. No op is imported if a listing of the catalog is cached."""
     if is_path(locator) or locator not in {op.name for op in read_listing() or ()}:
         locate(locator)
 

@@ -55,13 +55,13 @@ COMMON = ("uniform", LARGE, "heavy_tail", SHIFTED, "constant", "tiny")  # for an
 OF_PRODUCTS = (*COMMON, "faint")  # for sums of products
 OF_BATCHES = (*COMMON, SHIFTED_COLUMNS)  # for statistics over the first dim
 DISTRIBUTIONS = (NORMAL, *OF_BATCHES, "faint", MOVED, EXACT, "masked", "ties", "vast", "far_below")
-# Extremes: each is drawn for whole tensors, so that no other rows hide it, and every op meets each of them.
+# Extremes: each is drawn for whole tensors, so that no other rows hide it, and every op is tested with each of them.
 ZERO, MINUTE, SUBNORMAL, SATURATING = "zero", "minute", "subnormal", "saturating"
 OVERFLOWING = "overflowing"  # finite numbers whose sums and products leave float16's range, so that results overflow
 NAN, INFINITE, MINUS_INF = "NaN", "infinite", "minus_inf_rows"
 SAVED_NAN = "saved_NaN"  # in inputs that a backward op gets from the forward; the other extremes are in its gradients
 SAVED_INFINITE = "saved_infinite"  # the same, of elementwise ops; where PyTorch returns NaN, any result is right
-CLASHING = "clashing"  # NaN beside an infinity in one row, or several infinities, each of which would be met alone
+CLASHING = "clashing"  # NaN beside an infinity in one row, or several infinities, each of which occurs alone elsewhere
 NOT_FINITE = (NAN, SAVED_NAN, INFINITE, SAVED_INFINITE, MINUS_INF, CLASHING)
 EXTREMES = (ZERO, MINUTE, SUBNORMAL, SATURATING, OVERFLOWING, *NOT_FINITE)
 # Arrangements of every op with inputs that are not drawn by rows.
@@ -170,7 +170,7 @@ class Op:
     touched: Mapping[str, Callable[[Mapping[str, Any]], int]] = field(default_factory=dict)  # elements read, if not all
     awkward: tuple[Workload, ...] = ()  # checked, never timed
     derived: Mapping[str, Callable[[Mapping[str, int]], int]] = field(default_factory=dict)
-    baseline: Callable[..., Any] | None = None  # what a user would call, if not the reference
+    baseline: Callable[..., Any] | None = None  # the function that a user would call, if not the reference
     baseline_free: tuple[str, ...] = ()  # outputs in which the baseline may differ from the reference
     values: tuple[str, ...] = COMMON  # distributions of the inputs besides the normal one, see distributions.py
     by_rows: bool = True  # each index of the first dim is computed independently
@@ -287,14 +287,17 @@ class Op:
 
     @property
     def arrangements(self) -> tuple[str, ...]:
-        """The names of all arrangements that every evaluation meets."""
+        """The names of all arrangements that every evaluation tests."""
         causes = {NAN_IN_WEIGHTS: NAN, INFINITE_WEIGHTS: INFINITE, MINUTE_WEIGHTS: MINUTE}
         met = [name for name, cause in causes.items() if not {name, cause} & {*self.exempt}] if self.weights else []
         return (*self.arranged, *met, *self.counted_nan, *(MEETING if len(self.of_one_shape) > 1 else ()))
 
     @property
     def of_one_shape(self) -> tuple[TensorSpec, ...]:
-        """The largest group of inputs drawn by rows that have one shape; empty where infinities need not meet."""
+        """The largest group of inputs drawn by rows that have one shape.
+
+        Empty where infinities need not be at the same places.
+        """
         if self.saved or {NAN, INFINITE} & {*self.exempt}:
             return ()
         shapes = dict.fromkeys(spec.dims for spec in self.varied)

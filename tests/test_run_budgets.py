@@ -124,7 +124,7 @@ def test_a_run_that_has_spent_everything_only_confirms_when_it_is_resumed(store:
     assert (again.evaluated, model.written["twice"]) == ([], 8)
 
 
-def test_a_fresh_run_does_not_evaluate_leftovers_of_other_runs(store: SqliteStore) -> None:
+def test_a_fresh_run_does_not_evaluate_pending_kernels_of_other_runs(store: SqliteStore) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(store, Budget(evals=8), PricedModel(), timed_engine(stop_after=3))
     engine, model = timed_engine(), PricedModel(written={"twice": 100})

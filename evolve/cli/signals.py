@@ -13,7 +13,7 @@ TORCH, RETRY_SECONDS = "torch/__init__.py", 0.05
 
 
 class Stopped(BaseException):
-    """The exception that is raised when a signal asks the process to end."""
+    """Raised when a signal asks the process to end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)

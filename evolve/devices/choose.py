@@ -55,7 +55,7 @@ class Policy:
     stretched_flops: int = 2**21  # of such a shape
     stretched_steps: int | None = None  # rows of such a shape times threads of a block; None: no limit
     held_out_threads: int | None = None  # of a held-out shape, unless a declared workload has more; None: no limit
-    # Shapes with dims of 1 to 4 or equal ones in an evaluation that confirms nothing; None: all, as in one that does.
+    # number of shapes with small or equal dims in an evaluation without a confirmation; None: all, as in a confirmation
     edge_shapes: int | None = None
     beyond_elements: int | None = None  # a champion is checked on a tensor of more; None: on none
 

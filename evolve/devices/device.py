@@ -40,7 +40,7 @@ class Device(Protocol):
 
 
 class RejectedError(Exception):
-    """Failure of a kernel. The evaluator catches it and reports it as an Evaluation."""
+    """Raised when a kernel fails. The evaluator catches it and reports it as an Evaluation."""
 
     def __init__(self, outcome: Outcome, log: str) -> None:
         super().__init__(f"{outcome}: {log}")

@@ -13,7 +13,7 @@ VARIABLE, FUNCTION, OF_A_THREAD, RESOLVED = 1, 2, 6, 10  # kinds of symbols; the
 
 
 class ObjectFileError(ValueError):
-    """An ELF file is cut short or damaged."""
+    """Raised when an ELF file is cut short or damaged."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class Engine(Protocol):
         """Reason why the last `profile` returned None; empty if it did not."""
 
     def close(self) -> None:
-        """Stop everything that runs. May be called at any time and more than once."""
+        """Stop everything that runs. A caller may call this at any time and more than once."""
 
 
 @runtime_checkable

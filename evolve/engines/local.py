@@ -84,7 +84,7 @@ class LocalEngine:
 
     @property
     def info(self) -> DeviceInfo:
-        """The device, as its first card. Waits until its first worker is ready."""
+        """The device, as its first card, once that card's first worker is ready."""
         while self._cards[0] not in self._infos:
             self._step()
         return self._infos[self._cards[0]]

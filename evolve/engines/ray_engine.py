@@ -96,7 +96,7 @@ class RayEngine:
 
     @property
     def info(self) -> DeviceInfo:
-        """The device, with the rates that the first actor has measured. Waits until one is ready."""
+        """The device, with the rates that the first actor has measured, once an actor is ready."""
         while self._info is None:
             self._step()
         return self._info

@@ -18,7 +18,7 @@ from evolve.engines.engine import Engine, Job
 class SeenStore:
     """A store whose readers see the records that the recorded run saw.
 
-    What is appended is also added to the whole archive.
+    Appended records are also added to the whole archive.
     """
 
     seen: Store

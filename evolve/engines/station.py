@@ -243,7 +243,7 @@ class Station:
         self._codes = defaultdict[str, OwnCodes](OwnCodes)  # by op
 
     def start(self, expected: Versions) -> Hello | StationFault:
-        """Start the engine and wait for its device. Refuses to work with another version of this package."""
+        """Start the engine and wait for its device. Raise an error for another version of this package."""
         own = own_versions()
         if own.code != expected.code:
             message = f"this machine has evolve-kernels {own.words}, and the run was started with {expected.words}"

@@ -152,7 +152,7 @@ def allow_worst_of_pytorch(errors: Errors, tolerance: Tolerance, scale: Scale) -
     """Allow each element PyTorch's worst error, in proportion to the element.
 
     Errors of sums of products have heavy tails: among many elements, PyTorch's worst error is far larger than its mean.
-    A large error of the largest element does not excuse a large error of a small one. Overwrites `errors.allowed`.
+    A large error of the largest element does not excuse a large error of a small one. This overwrites `errors.allowed`.
     """
     large = errors.magnitude.clamp(min=errors.size + TINY)
     worst, worst_share = torch.stack([errors.excess.max(), (errors.excess / large).max()]).tolist()

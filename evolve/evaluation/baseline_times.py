@@ -1,4 +1,7 @@
-"""Times of the baselines at one workload, and measurements that are completed with them. Does not import torch."""
+"""Times of the baselines at one workload, and measurements that are completed with them.
+
+This module does not import torch.
+"""
 
 from dataclasses import dataclass, replace
 

@@ -233,7 +233,7 @@ MEASURING = "benchmark"  # prefix of the names of methods that measure
 
 
 class _StoppedError(BaseException):
-    """Ends a compilation.
+    """Raised to end a compilation.
 
     It is not an Exception, because the compiler treats an Exception as a choice that does not work.
     """

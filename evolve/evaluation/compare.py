@@ -41,7 +41,7 @@ class NotFinite:
     infinite: bool = False  # infinities are among the inputs, not NaN alone
     # NaN may be anything: PyTorch's formula multiplies an infinity by zero, another formula need not
     lenient: bool = False
-    of_weights: bool = False  # such inputs are weights, which meet the zeros of a padding
+    of_weights: bool = False  # such inputs are weights, which are multiplied by the zeros of a padding
     depends: Callable[[], torch.Tensor] | None = None  # computes where the result depends on such an input
     of_nan: Callable[[], torch.Tensor] | None = None  # computes where NaN among the inputs alone makes NaN
     lost: Callable[[], torch.Tensor] | None = None  # computes where another output of the same row is NaN

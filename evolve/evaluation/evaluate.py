@@ -1,4 +1,4 @@
-"""Evaluation of one kernel: compiles, checks and times it, and confirms a champion. Stops at the first fault."""
+"""Evaluation of one kernel: compiles, checks and times it, and confirms a champion, up to the first fault."""
 
 import itertools
 import random
@@ -41,7 +41,7 @@ from reference_ops.shapes import integers_of, without_rows
 
 EXTREMES_AT_ONCE = 2  # at a declared workload whose rows depend on each other
 ROWS_WITH_TAILS = 4  # enough for two inputs to have NaN in rows of their own, beside others
-SMALL_BYTES = 2**22  # of a workload that meets every extreme
+SMALL_BYTES = 2**22  # of a workload at which every extreme is checked
 SLOWER = "note: another setting of its knobs is clearly faster everywhere, so this one was checked in few calls alone"
 OF_A_SINGLE_ROW = (LARGE, SHIFTED, "far_below", "masked", NAN, INFINITE, MINUS_INF, CLASHING)
 Pair = tuple[Workload, Program]
@@ -252,8 +252,8 @@ def _few_extremes(op: Op) -> tuple[str, ...]:
 def check_stretched(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
     """Check every arrangement where one dim is long, and rows of every extreme if there are enough, else one extreme.
 
-    Only one arrangement of weights, and one of infinities that meet, is checked, because the length matters little to
-    them.
+    Only one arrangement of weights, and one of infinities at the same places, is checked, because the length matters
+    little to them.
     """
     listed = max(op.shape(op.varied[0], workload)[:1] for workload in op.listed)
     for workload, program in programs.stretched:
@@ -282,7 +282,7 @@ def check_declared(programs: Compiled[Program], op: Op, inspector: Inspector, *,
 
 
 def check_missing(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
-    """Check each distribution that no group of rows has met yet, at the smallest accepted workload."""
+    """Check each distribution that no group of rows has had yet, at the smallest accepted workload."""
     met = {check.values for check in inspector.checks}
     workload, program = min(programs.everywhere, key=lambda pair: op.nbytes(pair[0]))
     inspector.check_on(program, op, workload, [name for name in op.values if name not in met])

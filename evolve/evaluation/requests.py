@@ -1,4 +1,4 @@
-"""Requests to an evaluator other than to evaluate a kernel, and their results. Does not import torch."""
+"""Requests to an evaluator other than to evaluate a kernel, and their results. This module does not import torch."""
 
 from dataclasses import dataclass
 

@@ -205,7 +205,7 @@ class Truth:
         """Root mean square error over other draws: the larger of PyTorch's error beyond its roundings and float32's.
 
         This is an upper estimate: in half of all evaluations the mean of a few squares is below the true mean, in some
-        it is only half of the true mean. Contains only groups of few results; empty if there is not enough memory.
+        it is only half of the true mean. The dict contains only groups of few results, and is empty if memory is short.
         """
         groups = [(index, group) for index in range(len(self.expected)) for group in self.groups(index)]
         squares: dict[tuple[int, RowGroup], list[torch.Tensor]] = {

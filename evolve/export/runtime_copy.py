@@ -24,7 +24,7 @@ DOCSTRING = '"""Copied from evolve-kernels, which generated this package. Make c
 
 
 class NotPortableError(Exception):
-    """An op or a file cannot work in an exported package; the message says why."""
+    """Raised when an op or a file cannot work in an exported package; the message says why."""
 
 
 def files(modules: set[str]) -> dict[str, str]:

@@ -21,7 +21,7 @@ Champions = Mapping[tuple[str, str], Row]  # by the GPU's name and the workload
 
 
 class NoWinnerError(Exception):
-    """No kernel of an op can be exported; the message says why, and the hint says what to do."""
+    """Raised when no kernel of an op can be exported; the message says why, and the hint says what to do."""
 
     def __init__(self, reason: str, hint: str = "") -> None:
         super().__init__(reason)

@@ -38,7 +38,7 @@ def devices_compared(op: str) -> str:
 
 
 class Absent(Exception):  # noqa: N818 - an answer, not an error
-    """There is no page at an address."""
+    """Raised when there is no page at an address."""
 
     def __init__(self, title: str, message: str) -> None:
         super().__init__(title)
@@ -46,7 +46,7 @@ class Absent(Exception):  # noqa: N818 - an answer, not an error
 
 
 class Moved(Exception):  # noqa: N818 - an answer, not an error
-    """The page is at another address, such as that of the whole id."""
+    """Raised when the page is at another address, such as that of the whole id."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address)

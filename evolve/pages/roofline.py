@@ -25,7 +25,7 @@ class Work:
     flops: int
     least_bytes: int  # that must be moved
     arithmetic_us: float  # at the device's measured rates; 0 if they are unknown
-    unit: str  # what does the arithmetic
+    unit: str  # the units that do the arithmetic
 
 
 WorkOf = Callable[[str, DeviceInfo], Mapping[str, Work]]  # work of an op on a device, by workload
@@ -40,7 +40,7 @@ class RooflinePoint:
     achieved: float  # TFLOP/s
     peak: float  # TFLOP/s
     bandwidth: float  # TB/s
-    unit: str  # what does the arithmetic
+    unit: str  # the units that do the arithmetic
 
     @property
     def share(self) -> float:
@@ -49,7 +49,7 @@ class RooflinePoint:
 
 
 def work_of(op: str, device: DeviceInfo) -> Mapping[str, Work]:
-    """Return the work of an op of the catalog by workload. Loads the op, and PyTorch with it.
+    """Return the work of an op of the catalog by workload. This loads the op, and PyTorch with it.
 
     Ops from elsewhere have none, because loading a user's file would run it.
     """

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 IN_THE_KERNEL = "// in the kernel:\n"  # the lines before it in an example are helpers
-STREAM, PRODUCT = "stream", "product"  # what instructions are for: moving data, or matrix products
+STREAM, PRODUCT = "stream", "product"  # uses of instructions: moving data, or matrix products
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def largest_ratio(ranked: Sequence[RankedTimes], basis: Basis) -> float:
 def _columns(ranked: Sequence[RankedTimes], basis: Basis) -> Iterator[tuple[Sequence[int], Iterable[float]]]:
     """Yield for each set of workloads, and each workload in it, the places of the kernels and their ratios.
 
-    Divides whole columns of the packed times, because there may be tens of thousands of kernels.
+    Whole columns of the packed times are divided, because there may be tens of thousands of kernels.
     """
     sets = defaultdict[str, list[int]](list)
     for place, one in enumerate(ranked):
@@ -122,7 +122,7 @@ def _columns(ranked: Sequence[RankedTimes], basis: Basis) -> Iterator[tuple[Sequ
 
 
 def ratios_of(one: RankedTimes, basis: Basis) -> list[tuple[str, float]]:
-    """Return the ratio on each workload. Reads the packed times, because there may be tens of thousands."""
+    """Return the ratio on each workload, from the packed times, because there may be tens of thousands of kernels."""
     timed = zip(one.workloads.split("\n"), TIMES.iter_unpack(one.times), strict=bool(one.times))
     if basis.first_us is None:
         return [(workload, baseline_us / us) for workload, (us, _, _, baseline_us, _) in timed]

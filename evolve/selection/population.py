@@ -318,7 +318,7 @@ def weakest(evaluation: Evaluation) -> Measurement | None:
 
 
 def standing(measurement: Measurement) -> float:
-    """Return how good a time is: its share of the speed of light or, if that is unknown, the speedup."""
+    """Return the quality of a time: its share of the speed of light or, if that is unknown, the speedup."""
     share = measurement.share_of_light
     return measurement.speedup if share is None else share
 

@@ -78,7 +78,8 @@ op = Op(
         and 0 <= known["beta2"] < 1
         and known["step"] > 0
         # A step that takes nearly all of a parameter leaves a difference of two numbers, and of a rounded lr *
-        # weight_decay few digits. Up to a half, 1 - lr * weight_decay has all the digits of its terms.
+        # weight_decay few digits. If lr * weight_decay is at most a half, 1 - lr * weight_decay has all the digits of
+        # its terms.
         and known["lr"] * known["weight_decay"] <= 1 / 2
     ),
     # Two moments with three operations each, a root, two divisions with four each, two products and a difference.

@@ -100,7 +100,7 @@ def assembled(name: str, sizes: Sizes, note: str, origin: TaskOrigin) -> Op:
 
 
 class _Points:
-    """The task at every size met so far. If sizes can be set freely, further sizes are traced when they are needed.
+    """The task at every size traced so far. If sizes can be set freely, further sizes are traced when they are needed.
 
     Whether a size is found depends only on the size, so that all processes agree on the shapes that they draw.
     """

@@ -17,7 +17,7 @@ ROBUST_KBENCH_FILES = "func_forward.py", "func_backward.py"
 
 
 class TaskError(Exception):
-    """A task cannot become an op. The message says why."""
+    """Raised when a task cannot become an op. The message says why."""
 
 
 Shapes = Mapping[str, tuple[int, ...]]  # by tensor

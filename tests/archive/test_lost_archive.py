@@ -66,7 +66,7 @@ def test_claims_on_an_archive_that_is_gone_do_not_begin_another_one(tmp_path: Pa
     assert not path.exists()
 
 
-def test_an_archive_that_other_processes_write_is_still_the_same(tmp_path: Path) -> None:
+def test_an_archive_that_another_process_writes_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
     path = tmp_path / "archive.db"
     store, other = open_archive(path), open_archive(path)
     for number in range(20):

@@ -6,7 +6,8 @@ A transformer block, a small ResNet, a Mamba-style block and an LSTM tagger run 
 (default and max-autotune), and with the package `primitives` of FOLDER, as `evolve export` wrote it: with `patch`,
 within `enabled`, and under torch.compile with the package's backend. Without FOLDER, a package is made in which a plain
 kernel of each op wins by made-up measurements: this shows whether results agree, but not how fast they are. Without a
-GPU, sizes are tiny and PyTorch runs in place of kernels. Exits with 1 if losses differ from those of eager PyTorch.
+GPU, sizes are tiny and PyTorch runs in place of kernels. The exit code is 1 if losses differ from those of eager
+PyTorch.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What every engine must do. To test another one, add a function that makes it to ENGINES."""
+"""Requirements on every engine. To test another one, add a function that makes it to ENGINES."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""What every proposer must do. To test another one, add a function that opens it to PROPOSERS."""
+"""Requirements on every proposer. To test another one, add a function that opens it to PROPOSERS."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""The check on extremes: each is met at a small workload in every dtype, and a kernel that is wrong there fails."""
+"""The check on extremes: each is tested at a small workload in every dtype, and a kernel that is wrong there fails."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -90,17 +90,17 @@ def clipped(tensors: Tensors) -> None:
     tensors["out"].copy_(tensors["x"].relu())
 
 
-def test_every_extreme_is_met_in_every_dtype() -> None:
+def test_every_extreme_is_tested_in_every_dtype() -> None:
     met = {(check.values, check.workload.split()[-1]) for check in run(clipped)}
     assert {(name, dtype) for name in (*OP.extremes, *OP.arrangements) for dtype in OP.dtypes} <= met
 
 
-def test_every_extreme_is_met_on_its_own_if_rows_depend_on_each_other() -> None:
+def test_every_extreme_is_tested_on_its_own_if_rows_depend_on_each_other() -> None:
     met = {(check.values, check.workload.split()[-1]) for check in run(clipped, replace(OP, by_rows=False))}
     assert {(name, dtype) for name in (*OP.extremes, *OP.arrangements) for dtype in OP.dtypes} <= met
 
 
-def test_every_arrangement_is_met_where_a_dim_is_long() -> None:
+def test_every_arrangement_is_tested_where_a_dim_is_long() -> None:
     met = {check.values for check in run(clipped) if check.workload == LONG[0].key}
     assert met >= {NORMAL, *OP.arrangements}
     assert len(met) == 2 + len(OP.arrangements)  # four rows are too few for more than one extreme
@@ -113,7 +113,7 @@ def test_arrangements_come_first_at_the_declared_workloads() -> None:
 
 
 @pytest.mark.parametrize("by_rows", [True, False])
-def test_nan_at_the_end_of_odd_rows_is_met_in_every_dtype(by_rows: bool) -> None:
+def test_nan_at_the_end_of_odd_rows_is_tested_in_every_dtype(by_rows: bool) -> None:
     checks: list[Check] = []
     op = replace(OP, by_rows=by_rows)
     check_tails(compiled(clipped, op), op, inspector(checks))  # type: ignore[arg-type]
@@ -128,7 +128,7 @@ def test_no_tails_are_checked_where_all_rows_are_even() -> None:
     assert not checks
 
 
-def test_a_champion_meets_extremes_at_declared_workloads_too() -> None:
+def test_a_champion_is_tested_with_extremes_at_declared_workloads_too() -> None:
     checks: list[Check] = []
     plain = replace(OP, arranged={})
     check_declared(compiled(clipped, plain), plain, inspector(checks), confirm=True)  # type: ignore[arg-type]
@@ -136,7 +136,7 @@ def test_a_champion_meets_extremes_at_declared_workloads_too() -> None:
     assert {check.values for check in checks} <= set(OP.extremes)
 
 
-def test_every_extreme_is_met_at_each_kind_of_declared_rows_however_few_rows_there_are() -> None:
+def test_every_extreme_is_tested_at_each_kind_of_declared_rows_however_few_rows_there_are() -> None:
     kinds = workloads("float32", {"rows": 2, "cols": 64}, {"rows": 40, "cols": 63})
     checks: list[Check] = []
     op = replace(OP, gpu=kinds, emulated=kinds)
@@ -146,19 +146,19 @@ def test_every_extreme_is_met_at_each_kind_of_declared_rows_however_few_rows_the
 
 
 def once(op: Op) -> dict[str, set[str]]:
-    """Return the values that are met at each edge."""
+    """Return the values that are tested at each edge."""
     checks: list[Check] = []
     check_once(compiled(clipped, op), op, inspector(checks))  # type: ignore[arg-type]
     return {place.key: {one.values for one in checks if one.workload == place.key} for place in (*ROWS, *EDGES)}
 
 
-def test_long_rows_meet_every_distribution_and_a_single_row_the_extremes_that_others_could_hide() -> None:
+def test_long_rows_have_every_distribution_and_a_single_row_the_extremes_that_others_could_hide() -> None:
     many, single = (once(OP)[place.key] for place in ROWS)
     assert many == {NORMAL, *OP.values}
     assert single >= {LARGE, NAN, INFINITE, MINUS_INF}
 
 
-def test_an_edge_meets_normal_numbers_and_if_a_term_vanishes_infinities_and_nan() -> None:
+def test_an_edge_has_normal_numbers_and_if_a_term_vanishes_infinities_and_nan() -> None:
     scaled = workloads("float32", {"rows": 16, "cols": 64}, slope=0.5)
     edge = workloads("float32", {"rows": 2, "cols": 3}, slope=0.0)
     op = replace(OP, reference=lambda x, slope: x.relu() + 0 * slope, gpu=scaled, emulated=scaled, awkward=scaled)
@@ -169,7 +169,7 @@ def test_an_edge_meets_normal_numbers_and_if_a_term_vanishes_infinities_and_nan(
     assert once(OP)[EDGES[0].key] == {NORMAL}
 
 
-def test_shapes_with_a_size_of_one_meet_rows_that_overflow_or_are_not_finite() -> None:
+def test_shapes_with_a_size_of_one_have_rows_that_overflow_or_are_not_finite() -> None:
     checks: list[Check] = []
     (column,) = workloads("float32", {"rows": 4, "cols": 1})
     programs = replace(compiled(clipped), awkward=(), edges=((column, program(clipped)),))
@@ -180,7 +180,7 @@ def test_shapes_with_a_size_of_one_meet_rows_that_overflow_or_are_not_finite() -
     }
 
 
-def test_a_distribution_that_no_rows_have_met_is_drawn_on_its_own() -> None:
+def test_a_distribution_that_no_rows_have_had_is_drawn_on_its_own() -> None:
     assert set(OP.values) <= {check.values for check in run(clipped)}
 
 

@@ -71,7 +71,7 @@ def test_results_and_strides_are_those_of_pytorch(
     assert package.ran == [OP] * 2
 
 
-def test_their_gradients_are_those_of_pytorch_by_kernels(package: Package) -> None:
+def test_gradients_by_kernels_are_those_of_pytorch(package: Package) -> None:
     x, weight = images(2, 3, 7, 6).requires_grad_(), images(5, 3, 3, 3).requires_grad_()
     for _ in range(3):
         outs = [function(x, weight, None, 1, 1) for function in (package.conv2d, functional.conv2d)]

@@ -370,7 +370,7 @@ def test_autocast_within_a_model_gives_the_same_as_without_the_pass(known: Funct
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=6e-2)
 
 
-def test_an_op_without_a_gradient_stays_with_pytorch_where_one_is_required(
+def test_an_op_without_a_backward_stays_with_pytorch_where_a_gradient_is_required(
     known: Functions, machine: EmulatedMachine
 ) -> None:
     """Also where the tensor that requires a gradient is not an input of the graph."""

@@ -51,7 +51,7 @@ class FakeDriver:
     bound: int = 0  # how often a context was made current
     sizes: tuple[int, ...] = ()
     modules: int = 0  # how many were loaded
-    shared: list[int] = field(default_factory=list)  # what kernels were allowed, in order
+    shared: list[int] = field(default_factory=list)  # the shared memory that kernels were allowed, in order
     modes: list[int] = field(default_factory=lambda: [0])  # of capture, in order
     encoded: list[tuple[Any, ...]] = field(default_factory=list)  # tensor maps, as they were requested
 

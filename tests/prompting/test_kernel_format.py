@@ -82,7 +82,7 @@ def test_the_rules_do_not_mention_reserved_grammar() -> None:
     assert [word for word in ("tensor_maps", "TMA", "overlap", "library =") if word in rules()] == []
 
 
-def test_the_rules_give_the_types_of_specialised_names_and_the_alignment_that_is_kept() -> None:
+def test_the_rules_give_the_types_of_specialised_names_and_the_guaranteed_alignment() -> None:
     assert f"multiple of {LEAST_ALIGNMENT} bytes" in rules()
     for value, type_name in ((7, "int"), (2**31, "long long")):
         assert f"constexpr {type_name} n = " in specialisation(replace(BOUND, constants=(("n", value),)))

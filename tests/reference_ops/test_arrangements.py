@@ -276,7 +276,7 @@ def test_nan_is_put_only_into_the_weights() -> None:
     assert nan_at("layer_norm", NAN_IN_WEIGHTS) == {"weight", "bias"}
 
 
-def test_a_backward_op_meets_nan_in_one_gradient_or_saved_tensor_at_a_time() -> None:
+def test_a_backward_op_gets_nan_in_one_gradient_or_saved_tensor_at_a_time() -> None:
     assert nan_at("gelu_backward", NAN) == {"grad_out"}
     assert nan_at("gelu_backward", SAVED_NAN) == {"x"}
 
@@ -320,7 +320,7 @@ def test_moved_scores_are_far_below_zero_and_far_above_and_differ(name: str) -> 
 
 
 @pytest.mark.parametrize(("values", "sign"), [(EQUAL_INFINITIES, 1), (OPPOSITE_INFINITIES, -1)])
-def test_infinities_meet_in_two_inputs(values: str, sign: int) -> None:
+def test_two_inputs_have_infinities_at_the_same_places(values: str, sign: int) -> None:
     inputs = drawn(catalog.load("add_layer_norm"), values)
     x, residual = inputs["x"], inputs["residual"]
     assert bool(x.isinf().any())
@@ -329,7 +329,7 @@ def test_infinities_meet_in_two_inputs(values: str, sign: int) -> None:
     assert not bool(inputs["weight"].isinf().any())
 
 
-def test_infinities_meet_in_every_two_of_three_inputs() -> None:
+def test_every_two_of_three_inputs_have_infinities_at_the_same_places() -> None:
     op = catalog.load("sgd_momentum")
     inputs = drawn(op, OPPOSITE_INFINITIES, op.emulated[-1])
     infinite = torch.stack([inputs[name].isinf() for name in ("param", "grad", "momentum_buffer")])
@@ -338,11 +338,13 @@ def test_infinities_meet_in_every_two_of_three_inputs() -> None:
 
 
 @pytest.mark.parametrize("name", ["relu", "gelu_backward", "causal_attention", "rms_norm"])
-def test_infinities_do_not_meet_in_a_single_input_in_gradients_or_where_they_are_left_open(name: str) -> None:
+def test_no_infinities_at_the_same_places_for_a_single_input_for_gradients_or_where_they_are_left_open(
+    name: str,
+) -> None:
     assert not {EQUAL_INFINITIES, OPPOSITE_INFINITIES} & {*catalog.load(name).arrangements}
 
 
-def test_fp8_meets_numbers_halfway_between_two_neighbours() -> None:
+def test_fp8_is_tested_with_numbers_halfway_between_two_neighbours() -> None:
     op = catalog.load("quantise_rows_fp8")
     x = drawn(op, "halves", op.emulated[0])["x"][:, 1:]
     mantissa, _ = torch.frexp(x)
@@ -368,7 +370,7 @@ def test_a_saved_output_follows_from_the_arranged_inputs() -> None:
     assert torch.equal(inputs["out"], inputs["x"].cumprod(-1))
 
 
-def test_an_op_that_exempts_nan_meets_it_in_each_input_where_results_depend_on_it() -> None:
+def test_an_op_that_exempts_nan_gets_it_in_each_input_where_results_depend_on_it() -> None:
     attention = catalog.load("causal_attention")
     assert {nan for name in "qkv" for nan in nan_at("causal_attention", f"NaN_that_counts_in_{name}")} == set("qkv")
     groups = row_groups(attention, attention.outputs[0], attention.emulated[0], "NaN_that_counts_in_k", 5)
@@ -400,7 +402,7 @@ def test_rows_of_a_search_have_several_nan() -> None:
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
-def test_a_maximum_meets_windows_of_only_minus_inf_after_the_first_place(rank: int) -> None:
+def test_a_maximum_is_tested_with_windows_of_only_minus_inf_after_the_first_place(rank: int) -> None:
     x = drawn(catalog.load(f"max_pool{rank}d"), "planes_of_minus_inf_in_x")["x"].flatten(0, 1).flatten(1)
     empty = x.isneginf().all(1)
     assert bool(empty.any())

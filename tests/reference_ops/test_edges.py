@@ -177,7 +177,7 @@ def met(op: Op, workloads: tuple[Workload, ...], name: str) -> set[float]:
     [("attention", "heads"), ("decode_attention", "kv_heads"), ("conv2d", "channels"), ("max_pool1d_backward", "ol"),
      ("group_norm", "groups"), ("topk", "k"), ("gru", "hidden"), ("sum_columns", "cols")],
 )  # fmt: skip
-def test_every_small_size_is_met_at_a_listed_workload_or_a_drawn_one(name: str, dim: str) -> None:
+def test_every_small_size_occurs_at_a_listed_workload_or_a_drawn_one(name: str, dim: str) -> None:
     op = catalog.load(name)
     for seed in range(5):
         near = tuple(workload for workload in (*op.emulated, *op.awkward) if op.nbytes(workload) <= MOST_BYTES)

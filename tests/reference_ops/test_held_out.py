@@ -240,7 +240,7 @@ def test_where_places_in_volumes_are_inputs_two_planes_have_2_to_the_power_of_16
 
 
 def test_a_dim_whose_least_size_is_listed_as_more_than_one_may_be_no_smaller() -> None:
-    """Held-out sizes lie between the listed ones, so a smaller one that the op accepts would never be met."""
+    """Held-out sizes lie between the listed ones, so a smaller one that the op accepts would never be tested."""
     assert least("causal_conv1d", "width") == 1
     assert least("l2_norm", "cols") == 1
     assert not catalog.load("l2_normalize_backward").is_valid(

@@ -136,7 +136,7 @@ def stall() -> Step:
 
 
 def drip(seconds: float) -> Step:
-    """Send a space now and then, as gateways do while a model thinks, and never an answer."""
+    """Send a space from time to time, as gateways do during a model's reasoning, and never an answer."""
 
     def step(handler: Handler) -> None:
         endpoint = handler.server.endpoint

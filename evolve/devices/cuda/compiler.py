@@ -1,4 +1,4 @@
-"""NVRTC compiler: compiles a bound kernel to a cubin, and checks the plan against it. Needs no GPU."""
+"""NVRTC compiler: compiles a bound kernel to a cubin, and checks the plan against it. It needs no GPU."""
 
 import base64
 import contextlib

@@ -278,7 +278,7 @@ def throttled(reasons: int) -> str:
 
 
 class _NvmlError(Exception):
-    """NVML lacks a function or returned an error."""
+    """Raised when NVML lacks a function or returned an error."""
 
 
 def _number(

@@ -262,7 +262,7 @@ class Origins:
     """Sets of origins, each as the bits of an integer: unrolled code makes thousands of large sets."""
 
     numbers: dict[Origin, int]  # the bit of each origin
-    known: dict[str, int]  # what registers and variables are computed from
+    known: dict[str, int]  # origins of registers and variables
 
     def number(self, origin: Origin) -> int:
         return self.numbers.setdefault(origin, 1 << len(self.numbers))

@@ -288,7 +288,7 @@ class WatchedVariable:
 
 
 def watched_variables(library: ctypes.CDLL, file: Path, names: tuple[str, ...]) -> tuple[WatchedVariable, ...]:
-    """Return the variables with these names and their values. Must be called before the first launch."""
+    """Return the variables with these names and their values, before the first launch."""
     if not names:
         return ()
     symbols = object_file.symbols(file.read_bytes())

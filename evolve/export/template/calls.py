@@ -18,11 +18,11 @@ NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 class NoKernelError(Exception):
-    """PyTorch runs instead of a kernel; the message says why."""
+    """Raised when PyTorch runs instead of a kernel; the message says why."""
 
 
 class MissingError(NoKernelError):
-    """This machine lacks a requirement of every kernel, such as a driver."""
+    """Raised when this machine lacks a requirement of every kernel, such as a driver."""
 
 
 def obstacle(

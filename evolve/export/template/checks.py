@@ -49,7 +49,7 @@ TIME_IS_UP = "the time was up"
 
 
 class LeftOutError(Exception):
-    """A check does not apply here; the message says why."""
+    """Raised when a check does not apply; the message says why."""
 
 
 @dataclass(frozen=True)

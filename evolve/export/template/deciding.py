@@ -47,7 +47,7 @@ MOST_TIMED = 8  # kernels, those measured at the nearest sizes first
 
 
 class SlowLaunchError(NoKernelError):
-    """The host takes longer to launch the kernel than to call PyTorch."""
+    """Raised when the host takes longer to launch the kernel than to call PyTorch."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Decider:
         self._folder = folder
 
     def decided(self, views: Tensors, parameters: Mapping[str, Number], where: str) -> Decision:
-        """Return the decision for tensors on a device. Compiles a kernel, and times it unless a graph is captured."""
+        """Return the decision for tensors on a device. Compile a kernel, and time it unless a graph is captured."""
         try:
             # PyTorch lacks some ops for tensors without memory; a graph must not capture them.
             given = _metas(views) if where == CAPTURED else views
@@ -124,7 +124,7 @@ class Decider:
     def saves_us(
         self, metas: Tensors, device: torch.device, parameters: Mapping[str, Number], where: str = COMPILED
     ) -> float:
-        """Return the time that a kernel saves, for tensors without memory. Compiles nothing.
+        """Return the time that a kernel saves, for tensors without memory, and compile nothing.
 
         Raise a NoKernelError if no kernel wins.
         """

@@ -45,7 +45,7 @@ MOST_DECISIONS = 4096  # more than a model has shapes; varying lengths would fil
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a call would run: a kernel, or None if PyTorch would run, and the reason."""
+    """The outcome of a call: the kernel that it would run, or None if PyTorch would run, and the reason."""
 
     op: str
     kernel: str
@@ -256,9 +256,9 @@ class Primitive:
         after_bytes: int = 0,
         learning: Collection[str] = (),
     ) -> str:
-        """Return why no kernel wins in a compiled graph, for tensors without memory; copies count. Empty if one does.
+        """Return why no kernel wins in a compiled graph, for tensors without memory; an empty text if one wins.
 
-        Compiles nothing. Where these inputs require gradients, a kernel of the backward may win.
+        Copies count, and nothing is compiled. Where these inputs require gradients, a kernel of the backward may win.
         """
         copies_us = _copies_us(metas, after_bytes)
         try:

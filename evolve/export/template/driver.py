@@ -40,7 +40,7 @@ ADDRESS = struct.Struct("<Q")
 
 
 class DriverError(RuntimeError):
-    """The driver reports an error."""
+    """Raised when the driver reports an error."""
 
     def __init__(self, code: int, what: str) -> None:
         super().__init__(f"{what}: {_described(code)}")

@@ -399,7 +399,7 @@ def explain(
 ) -> Explanation:
     """Return the kernel that a call of this function would run, or why PyTorch would run.
 
-    Compiles the kernel if necessary.
+    Compile the kernel if necessary.
     """
     if name not in known:
         raise ValueError(f"there is no `{name}` in this package, only {', '.join(known)}")

@@ -49,7 +49,7 @@ CAPTURING = (
 
 
 class KernelError(RuntimeError):
-    """The chosen kernel does not compile or load on this machine. PyTorch does not run instead."""
+    """Raised when the chosen kernel does not compile or load on this machine. PyTorch does not run instead."""
 
 
 class Machine(Protocol):

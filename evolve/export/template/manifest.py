@@ -19,7 +19,7 @@ NOISE_WITHOUT_DUEL = 0.1  # several times the noise that duels measure
 
 
 class BrokenPackageError(RuntimeError):
-    """A file of the package is missing or was changed."""
+    """Raised when a file of the package is missing or was changed."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class Measured:
             return True
         if self.duel and self.duel.baseline == EAGER:
             return False
-        # A confirmation holds no duel for a kernel that is slower than the best of PyTorch, which may be compiled.
+        # A confirmation holds no duel for a kernel that is slower than the fastest PyTorch baseline, such as
+        # torch.compile.
         noise = self.duel.noise if self.duel else NOISE_WITHOUT_DUEL
         return self.times.high_us * (1 + noise) < self.times.eager_us
 

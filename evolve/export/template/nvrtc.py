@@ -23,7 +23,7 @@ LOG_CHARACTERS = 4000
 
 
 class CompileError(RuntimeError):
-    """NVRTC refuses a source; the message is its log."""
+    """Raised when NVRTC refuses a source; the message is its log."""
 
 
 @dataclass(frozen=True)

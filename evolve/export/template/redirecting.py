@@ -78,7 +78,7 @@ def _without_stacklevel(named: Mapping[str, Any]) -> dict[str, Any]:
 def enabled(functions: Mapping[str, Function]) -> Iterator[Redirected]:
     """Redirect calls of PyTorch in a block to kernels where they win.
 
-    Yields a report of replaced and other calls.
+    Yield a report of replaced and other calls.
     """
     report = Redirected()
     with _Mode(functions, report):

@@ -180,11 +180,11 @@ def _timeout(seconds: float) -> openai.Timeout:
 
 
 class TooLongError(ValueError):
-    """A response is longer than any useful one."""
+    """Raised when a response is longer than any useful one."""
 
 
 def _body(chunks: Iterable[bytes], ends: float, pause: Pause) -> str:
-    """Read a response. A server that sends a little now and then does not get more time than a silent one."""
+    """Read a response. A server that sends a little from time to time does not get more time than a silent one."""
     found = bytearray()
     for chunk in chunks:
         pause(0.0)
@@ -225,7 +225,7 @@ class RequestFault:
     reason: str
     retries: int = 0  # how often it may be sent again
     wait_seconds: float | None = None  # as the server requested
-    unusable: str = ""  # what is wrong with the model or its address, if every request would fail
+    unusable: str = ""  # the fault of the model or its address, if every request would fail
     hint: str = ""
 
 

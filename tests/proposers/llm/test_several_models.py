@@ -172,7 +172,7 @@ def test_replies_that_are_cut_off_in_a_row_end_the_run_early_with_a_hint() -> No
     assert "max_tokens" in stopped.value.hint
 
 
-def test_replies_that_are_cut_off_now_and_then_end_nothing() -> None:
+def test_occasional_truncated_replies_do_not_end_the_run() -> None:
     steps = [*[CUT_OFF] * (MOST_UNFINISHED - 1), GOOD] * 3
     with ScriptedEndpoint(steps) as endpoint:
         found = list(proposer(endpoint).propose(replace(request(len(steps)), left=Left(tokens=10**6))))
@@ -213,7 +213,7 @@ def test_requests_in_flight_are_cancelled_when_the_deadline_passes(silence: Step
     assert [proposal.failure for proposal in found] == ["the deadline passed before an answer arrived"] * 3
 
 
-def test_a_server_that_sends_a_little_now_and_then_has_no_more_time_than_a_silent_one() -> None:
+def test_a_server_that_sends_a_little_from_time_to_time_has_no_more_time_than_a_silent_one() -> None:
     assert only(proposals(drip(0.1), timeout_seconds=1.0)).failure == "the model did not answer in time"
 
 

@@ -30,7 +30,7 @@ def space(of: Kernel) -> Space:
     return space_of(of, POINTS, [setting_of(of)])
 
 
-def test_the_written_setting_comes_first() -> None:
+def test_the_setting_in_the_kernels_text_comes_first() -> None:
     assert space(kernel("A = [4, 1, 2]", "A")).settings == ((4,), (1,), (2,))
 
 
