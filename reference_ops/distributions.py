@@ -41,7 +41,7 @@ CONSTANT_BITS = 6  # squares have 12 bits, and sums of 4096 squares have 24, as 
 FEW_NAN, SHARE_OF_NAN = 2, 64
 SHARE_AT_THE_END = 0.5  # share of the rows with a value that is not finite in one place
 FEW_ROWS = 2  # of which each may hold a value that is not finite anywhere
-SEEDS_ALIKE = 1024  # so many consecutive seeds begin with the same of several tensors, see `stand_alone`
+SEEDS_ALIKE = 1024  # number of consecutive seeds that begin with the same tensor, see `stand_alone`
 SHARE_NOT_FINITE = 0.25  # of the rows, or of the elements of a vector
 OF_WEIGHTS = {NAN_IN_WEIGHTS: math.nan, INFINITE_WEIGHTS: math.inf}
 DEEP, DEEP_IN_FLOAT16 = 2.0**-25, 2.0**-11  # gradients deep in a network; in float16 they are scaled
@@ -245,10 +245,11 @@ def infinities_meet(tensors: Sequence[torch.Tensor], generator: torch.Generator,
 
 
 def stand_alone(tensors: Sequence[torch.Tensor], value: float, generator: torch.Generator) -> None:
-    """Let each of these tensors have the value alone in one of the last rows, as one tensor hides it in another.
+    """Put the value into each of these tensors in one of the last rows, where the other tensors have numbers.
 
-    If rows are no more than tensors, this is so for half of all seeds, which choose the tensors. The value stands at
-    the last place of the last row, and of all these rows if there are more; otherwise of about half of them.
+    A kernel that loses the value in one tensor would otherwise be right because of another. If there are no more rows
+    than tensors, this is done for half of all seeds. The value is at the last place of the last row, and of all these
+    rows if there are many; with few rows, it is there for about half of the seeds.
     """
     count, rows, seed = len(tensors), len(tensors[0]), generator.initial_seed()
     if rows <= count and seed % SEEDS_ALIKE < SEEDS_ALIKE // 2:

@@ -149,7 +149,7 @@ def windows_past_borders(op: Op, accepts: Callable[[Workload], bool], most_bytes
 def overlapping_windows(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
     """Return a workload with windows larger than any listed one and the least stride, if parameters give both.
 
-    This is so in pooling, where there are no weights. Then a place lies in more windows than at any listed workload.
+    Both are parameters in pooling, which has no weights. A place then lies in more windows than at any listed workload.
     `beyond_listed` has large strides beside such windows.
     """
     ranges, dims = ranges_of(op.listed), dims_of(op)

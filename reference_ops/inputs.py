@@ -53,7 +53,7 @@ LARGE_WEIGHTS = 3  # one seed in this many draws weights from large numbers
 # Only the gradients of a backward op hold these: its other inputs are results of the forward.
 OF_GRADIENTS = (ZERO, MINUTE, OVERFLOWING, NAN, INFINITE, MINUS_INF, CLASHING)
 OF_SAVED = {SAVED_NAN: NAN, SAVED_INFINITE: INFINITE}
-STANDING_ALONE = {NAN: math.nan, INFINITE: math.inf}  # extremes of which one tensor's hides another's
+STANDING_ALONE = {NAN: math.nan, INFINITE: math.inf}  # extremes that hide those of another tensor in the same row
 FEW_DRAWS = 3  # of extremes, where a size is 1
 BOTH_SIGNS = 2  # rows of each extreme: with a single one, infinities would all have one sign
 
@@ -145,7 +145,7 @@ def _keep_apart(op: Op, drawn: Tensors, names: tuple[str, ...], generator: torch
 
 
 def _drawn_so(op: Op, values: str) -> list[TensorSpec]:
-    """Return the inputs drawn by rows that hold what is not finite where these values are drawn."""
+    """Return the inputs drawn by rows that get NaN or infinities from these values."""
     of_rows = [spec for spec in op.varied if spec.dims and spec.dims[0] in op.varied[0].dims[:1]]
     return [spec for spec in of_rows if _of_tensor(op, spec, values) in STANDING_ALONE]
 

@@ -178,7 +178,7 @@ class Op:
     # Extreme arrangements of masks, indices and the like, by name; each overwrites normal inputs after `draw`.
     arranged: Mapping[str, Arrange] = field(default_factory=dict)
     exempt: Mapping[str, str] = field(default_factory=dict)  # extremes that the op leaves undefined, and why
-    nan_spreads: bool = False  # NaN reaches every result of its row, also one that depends on no number, as x - x
+    nan_spreads: bool = False  # NaN reaches every result of its row, even x - x
     valid: Callable[[Mapping[str, Any]], bool] | None = None  # condition on dims and parameters, if some are invalid
     only_listed: bool = False  # no shapes are valid but those of the workloads
     tolerance: Tolerance = Tolerance()

@@ -113,7 +113,7 @@ def past_few_bits(
 
 
 def _with_planes(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> Iterator[Workload]:
-    """Yield the most exact workload that fits, with two planes of 2**16 places: the same bits stand for one in each."""
+    """Yield the most exact workload that fits, with two planes of 2**16 places, whose indices have equal low bits."""
     for names in dict.fromkeys(spec.dims for spec in op.outputs if len(spec.dims) > RANK_OF_VOLUMES):
         *leading, depth, height, width = names
         sizes = {**dict.fromkeys(leading, 1), depth: 2, height: EDGE_OF_PLANES, width: EDGE_OF_PLANES}

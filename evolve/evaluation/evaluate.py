@@ -203,7 +203,7 @@ def check_extremes(programs: Compiled[Program], op: Op, inspector: Inspector) ->
 
 
 def check_tails(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
-    """Check NaN and infinities of each input alone, at the end of rows that no vector divides, once per dtype."""
+    """Check NaN and infinities in each input alone, at the end of rows of odd length, once per dtype."""
     names = [name for name in (NAN, INFINITE, SAVED_NAN) if name in op.extremes]
     names += [name for name in op.arrangements if name.endswith(ENDS_WITH_NAN)]
     pairs = [pair for pair in (*programs.awkward, *programs.declared) if _has_tails(op, pair[0])] if names else []

@@ -18,7 +18,7 @@ from evolve.selection import population
 from evolve.selection.population import Champion
 from evolve.selection.view import judged_on_gpus
 
-READ_AT_ONCE = 500  # kernels; usually, the first few include one that passed on every workload
+READ_AT_ONCE = 500  # kernels; one of the first few has usually passed on every workload
 PLACES = "places, 1"  # name of the archived values; increase its number when their computation changes
 
 

@@ -206,7 +206,7 @@ def hanging(begin: Text, text: str, width: int, indent: int = 0) -> list[Text]:
 
 
 def _with_whole_commands(text: str, most: int) -> str:
-    """Return the text; in commands in backticks of at most `most` columns, spaces at which no line is broken."""
+    """Return the text with non-breaking spaces in the commands in backticks that have at most `most` columns."""
 
     def kept(found: re.Match[str]) -> str:
         return found[0].replace(" ", KEPT_SPACE) if cell_len(found[0]) <= most else found[0]

@@ -63,7 +63,7 @@ def hand_back(inputs: Tensors, generator: torch.Generator) -> None:
     if hidden * SHARE < 1:
         return
     handing = _some(hidden, generator, w_hh.device)
-    w_hh.copy_(torch.where(handing[:, None], w_hh * QUIET, w_hh))  # the weights to other units, which forget
+    w_hh.copy_(torch.where(handing[:, None], w_hh * QUIET, w_hh))  # the weights between these units and others
     w_hh.copy_(torch.where(handing, torch.eye(hidden, device=w_hh.device), w_hh))
     out.masked_fill_(handing, 0.0)  # where tanh is steepest, with a slope of one
     for name, chance in (("grad_out", PULSE_CHANCE), ("grad_h_n", 1.0)):

@@ -162,7 +162,7 @@ def test_static_and_dynamic_shared_memory_must_fit_together() -> None:
 
 
 @pytest.mark.parametrize(("arch", "kilobytes"), [("sm_75", 64), ("sm_80", 163), ("sm_86", 99), ("sm_90a", 227)])
-def test_a_block_has_the_shared_memory_of_a_multiprocessor_but_for_what_the_system_reserves(
+def test_a_block_has_the_shared_memory_of_a_multiprocessor_except_the_part_that_the_system_reserves(
     arch: str, kilobytes: int
 ) -> None:
     assert most_shared(arch) == kilobytes * 1024

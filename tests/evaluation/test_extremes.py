@@ -117,7 +117,7 @@ def test_nan_at_the_end_of_odd_rows_is_tested_in_every_dtype(by_rows: bool) -> N
     checks: list[Check] = []
     op = replace(OP, by_rows=by_rows)
     check_tails(compiled(clipped, op), op, inspector(checks))  # type: ignore[arg-type]
-    expected = {(name, place.key) for name in (NAN, INFINITE) for place in SMALL}  # 33 columns; the declared have 64
+    expected = {(name, place.key) for name in (NAN, INFINITE) for place in SMALL}  # 33 columns
     assert {(check.values, check.workload) for check in checks} == expected
 
 

@@ -271,7 +271,7 @@ def test_modes_and_options_are_read_at_every_call(tmp_path: Path) -> None:
     assert found.planned(X, -1)
 
 
-def test_a_call_that_pytorch_runs_is_known_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_pytorch_runs_is_remembered_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = tried(tmp_path, "softmax")
     found.planned(X.double(), -1)
     monkeypatch.setattr(Function, "_attempted", None)

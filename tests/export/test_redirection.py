@@ -77,7 +77,7 @@ def losses(model: nn.Module, called: Callable[[Tensor], Tensor] | None = None) -
     return found
 
 
-def test_a_patched_model_trains_equally_with_kernels(model: Model, known: Known, machine: EmulatedMachine) -> None:
+def test_a_patched_model_has_the_same_losses_with_kernels(model: Model, known: Known, machine: EmulatedMachine) -> None:
     expected = losses(copy.deepcopy(model))
     report = patch(model, made(known, __name__))
     assert (report.replaced, report.left) == (("norm", "act"), (("up", "the package has no Linear"),))

@@ -230,7 +230,7 @@ def test_the_places_of_a_volume_are_once_too_many_for_16_bits() -> None:
     assert any(size(w, "d") * size(w, "h") * size(w, "w") > 2**16 for w in drawn)
 
 
-def test_where_places_in_volumes_are_inputs_two_planes_have_2_to_the_power_of_16_each() -> None:
+def test_two_planes_have_65536_places_each_where_places_in_volumes_are_inputs() -> None:
     pool = catalog.load("max_pool3d_backward")
     drawn = past_few_bits(pool, anything, random.Random(1), 2**21)
     assert any({("d", 2), ("h", 256), ("w", 256)} <= {*w.parameters} for w in drawn)

@@ -175,7 +175,7 @@ def _squared(node: Any) -> Any:
 
 
 def _resolved(dtypes: Sequence[Any], x: Any) -> tuple[Any, ...] | None:
-    """Return dtypes, with OWN for the dtype of `x`; None if one is the dtype of another tensor."""
+    """Return dtypes, with OWN for the dtype of `x`; None if one of them is the dtype of another tensor."""
     found = [OWN if dtype is x else dtype for dtype in dtypes]
     return tuple(found) if all(dtype == OWN or isinstance(dtype, torch.dtype) for dtype in found) else None
 
