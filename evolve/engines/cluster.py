@@ -43,7 +43,7 @@ def connect(address: str) -> tuple[Any, bool]:
             ray.init(address=address, logging_level="error", log_to_driver=False, configure_logging=False)
     except ConnectionError as error:
         raise UserError(f"there is no Ray cluster at `{address}`: {sentence(error)}", NO_CLUSTER) from error
-    except (RuntimeError, ValueError, OSError) as error:  # Ray's words for other versions of Ray and of Python, too
+    except (RuntimeError, ValueError, OSError) as error:  # Ray's errors for other versions of Ray and of Python, too
         hint = "this machine must be a node of the cluster, with the same versions of Ray and Python"
         raise UserError(f"the Ray cluster at `{address}` cannot be used: {sentence(error)}", hint) from error
     return ray, True

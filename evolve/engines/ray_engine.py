@@ -33,7 +33,7 @@ START_ATTEMPTS = 10  # by actors that are lost while they start, in a row and wh
 MOST_LOSSES = 3
 CALLS_AT_ONCE = 8  # of an actor's methods
 
-LACKING = re.compile(r"No module named '[^']+'")  # in Ray's words for an actor that could not be created
+LACKING = re.compile(r"No module named '[^']+'")  # in Ray's message about an actor that could not be created
 
 Make = Callable[[str, Watch, int], tuple[TakesPauses, int]]
 

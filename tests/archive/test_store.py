@@ -21,7 +21,7 @@ def store(tmp_path: Path) -> SqliteStore:
     return open_archive(tmp_path / "archive.db")
 
 
-def test_every_kind_of_record_comes_back_equal(store: SqliteStore) -> None:
+def test_every_kind_of_record_is_read_back_unchanged(store: SqliteStore) -> None:
     told, refused = proposal(kernel(1), "abc"), failed_reply()
     verdict, run = passed(kernel(1).id, a=3.5, b=7.25), Run("r", "softmax", "cuda Some GPU", "offline", 7, 1.0)
     store.append(told, refused, verdict, run)
@@ -32,7 +32,7 @@ def test_every_kind_of_record_comes_back_equal(store: SqliteStore) -> None:
     assert store.find(Evaluation)[0].id == verdict.id
 
 
-def test_a_question_comes_back_with_the_proposal_that_answers_it(store: SqliteStore) -> None:
+def test_a_question_is_read_back_with_the_proposal_that_answers_it(store: SqliteStore) -> None:
     question = Question("m", "http://here/v1", '{"temperature": 1}', (("system", "rules"), ("user", "a kernel")))
     answered = replace(proposal(kernel(1)), question=question, call="1")
     store.append(answered, proposal(kernel(2)))
@@ -53,7 +53,7 @@ def test_equal_answers_to_several_calls_are_several_proposals_and_all_their_cost
     assert [found.cost.usd for found in store.find(Proposal)] == [0.25, 0.25]
 
 
-def test_a_run_comes_back_with_its_budget_and_its_legs(store: SqliteStore) -> None:
+def test_a_run_is_read_back_with_its_budget_and_its_legs(store: SqliteStore) -> None:
     run = Run("r", "softmax", "d", "m", 7, 1.0, "best-of-n", Budget(evals=3, usd=0.5), "c", ("--usd", "0.5"))
     store.append(run, Leg("r", 1.0), Leg("r", 1.0, 5.0), Leg("r", 9.0))
     assert store.find(Run) == [run]
@@ -61,7 +61,7 @@ def test_a_run_comes_back_with_its_budget_and_its_legs(store: SqliteStore) -> No
     assert store.find(Leg, "gelu") == []
 
 
-def test_traits_and_profiles_come_back_equal(store: SqliteStore) -> None:
+def test_traits_and_profiles_are_read_back_unchanged(store: SqliteStore) -> None:
     traits = Traits("c0de", 16, 4, 1024, 40, 256, 1, tensor_cores=False, atomics=True, occupancy=0.5)
     verdict = replace(passed("k", a=1.0), traits=traits)
     profile = Profile("k", "softmax", verdict.device.key, "a", (("dram__bytes_read.sum", 4096.0),), 2.0)
@@ -84,7 +84,7 @@ def test_no_field_of_an_evaluation_is_lost(store: SqliteStore) -> None:
     assert store.find(Evaluation)[0].id == full.id
 
 
-def test_times_of_pytorch_come_back_equal_by_op_and_oldest_first(store: SqliteStore) -> None:
+def test_times_of_pytorch_are_read_back_unchanged_by_op_and_oldest_first(store: SqliteStore) -> None:
     later = Standard("softmax", "a", GPU, 30.0, 20.0, 15.0, 10.0, created=2.0)
     first, other = Standard("softmax", "b", GPU, 30.0, created=1.0), Standard("gelu", "a", CPU, 9.0, created=3.0)
     assert store.append(later, first, other) == 3
@@ -101,7 +101,7 @@ def test_a_merge_includes_the_times_of_pytorch(store: SqliteStore, tmp_path: Pat
     assert store.find(Standard) == other.find(Standard)
 
 
-def test_checks_and_confirmations_come_back_equal(store: SqliteStore) -> None:
+def test_checks_and_confirmations_are_read_back_unchanged(store: SqliteStore) -> None:
     verdict = checked(confirmed(kernel(1).id, a=3.5, b=7.25))
     store.append(verdict)
     assert open_archive(store.path).find(Evaluation) == [verdict]
@@ -179,7 +179,7 @@ def test_merged_evaluations_are_marked_as_coming_from_another_archive(store: Sql
     assert store.find(Merged, "gelu") == []
 
 
-def test_our_own_verdict_that_comes_back_with_a_merge_stays_our_own(store: SqliteStore, tmp_path: Path) -> None:
+def test_our_own_verdict_that_is_merged_back_stays_our_own(store: SqliteStore, tmp_path: Path) -> None:
     other = open_archive(tmp_path / "other.db")
     store.append(passed("a", a=1.0))
     merge(other, store)

@@ -273,7 +273,7 @@ def test_diff_shows_only_changed_lines(archive: Path, capsys: Capture) -> None:
     assert changed == ["-N = [1, 2, 3]", "+N = [2, 1, 3]"]
 
 
-def test_diff_of_a_kernel_with_itself_says_so(archive: Path, capsys: Capture) -> None:
+def test_diff_of_a_kernel_with_itself_reports_no_difference(archive: Path, capsys: Capture) -> None:
     assert "the same kernel" in evolve(capsys, "diff", BEST.id, BEST.id)[1]
 
 

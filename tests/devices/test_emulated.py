@@ -244,7 +244,7 @@ def test_large_local_arrays_fit_on_a_threads_stack(device: EmulatedDevice) -> No
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("ziglang"), reason="ziglang is not installed")
-def test_ziglang_stands_in_for_a_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ziglang_replaces_a_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     body = "y[threadIdx.x] = __shfl_xor_sync(0xffffffff, (int)threadIdx.x, 1) + __float2int_rn(expf(0.f));"
     assert out_of(EmulatedDevice(), single(body, "int* y"), 32) == [(t ^ 1) + 1 for t in range(32)]

@@ -66,7 +66,7 @@ def noted(note: str) -> Kernel:
     return bad_kernels.twice_kernel(note=note)
 
 
-def test_a_profile_comes_back_from_the_worker(engine: LocalEngine) -> None:
+def test_a_profile_arrives_from_the_worker(engine: LocalEngine) -> None:
     kernel = noted("counts")
     for workload, nbytes in ((HERE, 4 * 4096), (THERE, 2 * 4096)):
         found = engine.profile(kernel, TWICE, workload)

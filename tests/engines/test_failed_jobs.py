@@ -66,7 +66,7 @@ def test_a_compiler_that_ends_gives_a_compile_error(state: JobState, worker: Wor
     assert (failure.outcome, "out of memory" in failure.log) == (Outcome.COMPILE_ERROR, True)
 
 
-def test_a_second_different_failure_is_blamed_on_the_kernel_and_the_log_names_both(state: JobState) -> None:
+def test_a_second_different_failure_is_attributed_to_the_kernel_and_the_log_names_both(state: JobState) -> None:
     assert assigned.after_failure(state, "a TypeError") is None
     failure = assigned.after_failure(state, "a RuntimeError")
     assert failure

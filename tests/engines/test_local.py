@@ -180,7 +180,7 @@ def test_an_evaluation_that_fails_in_one_process_is_retried_in_the_next(tmp_path
 
 
 @pytest.mark.exhaustive
-def test_without_shared_memory_a_failure_is_never_blamed_on_the_kernel(tmp_path: Path) -> None:
+def test_without_shared_memory_a_failure_is_never_attributed_to_the_kernel(tmp_path: Path) -> None:
     """On a GPU, a kernel cannot write to the memory of its worker."""
     with pytest.raises(UserError, match="TypeError: no longer sound"):
         list(

@@ -57,6 +57,6 @@ def test_a_worker_with_a_gpu_can_also_open_local_sockets(able: dict[str, bool]) 
     assert not able["open an internet socket"]
 
 
-def test_looking_for_gaps_does_not_confine_the_process() -> None:
+def test_a_check_of_the_protections_does_not_confine_the_process() -> None:
     assert sandbox.gaps() == sandbox.gaps() == []
     assert not [line for line in Path("/proc/self/status").read_text().splitlines() if line == "Seccomp:\t2"]

@@ -320,7 +320,7 @@ def test_the_verdict_on_a_kernel_that_ended_its_worker_holds_its_traits(watched:
     assert evaluation.traits.store_bytes == 4
 
 
-def test_a_kernel_whose_worker_was_killed_from_outside_does_not_condemn_duplicates() -> None:
+def test_the_verdict_on_a_kernel_whose_worker_was_killed_from_outside_is_not_copied_to_duplicates() -> None:
     made: LocalEngine
 
     def kill_at_every_run(_kernel: str, phase: str) -> None:

@@ -77,7 +77,7 @@ def test_free_places_go_to_more_kernels_of_a_niche_if_there_is_no_other() -> Non
     assert ids(survivors(crowd, keep=4)) == ["k0", "k1", "k2", "k3"]
 
 
-def test_a_far_too_slow_kernel_does_not_survive_for_being_different() -> None:
+def test_a_far_too_slow_kernel_does_not_survive_although_it_is_different() -> None:
     crowd = [replace(passed(f"k{i}", w=1.0 + 0.01 * i), traits=traits(16)) for i in range(6)]
     hopeless = replace(passed("hopeless", w=9.0), traits=traits(4))
     assert ids(survivors([*crowd, hopeless], keep=4)) == ["k0", "k1", "k2", "k3"]
