@@ -79,7 +79,7 @@ def allocation_of(nodes: Sequence[Mapping[str, Any]], kind: str, gpu_type: str =
         types = gpu_types(nodes)
         if not types:
             raise UserError(
-                "the Ray cluster has no GPU", "`ray status` shows what it has; --device emulated runs on CPUs"
+                "the Ray cluster has no GPU", "`ray status` shows its resources; --device emulated runs on CPUs"
             )
         if gpu_type not in types and (gpu_type or len(types) > 1):
             wrong = (
@@ -91,7 +91,7 @@ def allocation_of(nodes: Sequence[Mapping[str, Any]], kind: str, gpu_type: str =
         return Allocation({"num_gpus": 1, **label}, types[of_type])
     cpus = [int(cpu) for node in nodes if node["Alive"] and (cpu := node["Resources"].get("CPU", 0)) >= 1]
     if not cpus:
-        raise UserError("the Ray cluster has no CPUs", "`ray status` shows what it has")
+        raise UserError("the Ray cluster has no CPUs", "`ray status` shows its resources")
     each = min(policy_of(kind).most_workers, *cpus)
     return Allocation({"num_cpus": each}, sum(cpu // each for cpu in cpus))
 

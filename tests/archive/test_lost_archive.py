@@ -59,7 +59,7 @@ def test_reading_an_archive_whose_folder_is_gone_is_an_error(tmp_path: Path, mon
         store.find(Kernel)
 
 
-def test_claims_on_an_archive_that_is_gone_do_not_begin_another_one(tmp_path: Path) -> None:
+def test_claims_on_an_archive_that_is_gone_do_not_create_a_new_one(tmp_path: Path) -> None:
     path = tmp_path / "archive.db"
     with pytest.raises(ArchiveError, match="there is no archive"), claims_on(path):
         pass

@@ -57,7 +57,7 @@ def test_kernels_are_listed_by_proposer_and_run(capsys: Capture) -> None:
     assert [row["kernel"] for row in of_run if row["outcome"] != "pending"] == [row["kernel"] for row in second]
 
 
-def test_only_pending_kernels_of_a_run_are_listed_with_its_others(capsys: Capture) -> None:
+def test_the_list_of_a_run_leaves_out_pending_kernels_of_other_runs(capsys: Capture) -> None:
     assert sum(row["outcome"] == "pending" for row in rows(capsys, "top", "--run", RUNS["softmax"][1])) == 0
     assert len(rows(capsys, "top", "softmax", "--outcome", "pending", "--device", "a100")) > 20
 

@@ -151,7 +151,7 @@ def test_lanes_outside_a_mask_can_do_something_else(device: Device) -> None:
     assert out_of(device, single(body, "int* y"), 32) == [256, 1] * 16
 
 
-def test_votes_see_the_lanes_of_their_mask(device: Device) -> None:
+def test_votes_count_the_lanes_of_their_mask(device: Device) -> None:
     body = """
     int lane = threadIdx.x;
     unsigned ballot = __ballot_sync(0xffffffff, lane % 4 == 0);

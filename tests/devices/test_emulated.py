@@ -24,11 +24,11 @@ def device() -> EmulatedDevice:
     return EmulatedDevice()
 
 
-def test_its_info_says_that_it_is_emulated(device: EmulatedDevice) -> None:
+def test_the_device_info_says_emulated(device: EmulatedDevice) -> None:
     assert (device.info.kind, device.info.arch, device.info.sms) == ("emulated", "sm_90a", 4)
 
 
-def test_it_has_no_clocks_no_graphs_and_no_sanitizer(device: EmulatedDevice) -> None:
+def test_the_emulated_device_has_no_clocks_no_graphs_and_no_sanitizer(device: EmulatedDevice) -> None:
     assert device.tools == Tools(fenced=device.tools.fenced)
 
 
@@ -265,5 +265,5 @@ def test_without_cuda_headers_the_error_says_what_to_install(monkeypatch: pytest
     assert "CUDA_HOME" in caught.value.hint
 
 
-def test_it_accepts_the_headers_that_the_cuda_device_accepts() -> None:
+def test_headers_that_the_cuda_device_accepts_are_accepted() -> None:
     assert set(EMPTY_HEADERS) <= source.HEADERS

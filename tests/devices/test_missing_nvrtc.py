@@ -9,7 +9,7 @@ from evolve.errors import UserError
 @pytest.mark.parametrize(
     "raised", [ImportError("libnvrtc.so.13: cannot open shared object file\nmore"), RuntimeError("")]
 )
-def test_without_nvrtc_the_device_names_it(monkeypatch: pytest.MonkeyPatch, raised: Exception) -> None:
+def test_the_error_of_a_device_without_nvrtc_names_nvrtc(monkeypatch: pytest.MonkeyPatch, raised: Exception) -> None:
     compiler = pytest.importorskip("evolve.devices.cuda.compiler")
 
     def fail() -> None:

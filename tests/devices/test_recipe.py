@@ -171,7 +171,7 @@ def test_the_device_evaluates_kernels(kernel: Kernel, outcome: Outcome, op: str)
     assert verdict.device.kind == "toy"
 
 
-def test_its_held_out_shapes_are_no_larger_than_its_policy_allows(op: str) -> None:
+def test_held_out_shapes_are_no_larger_than_the_policy_allows(op: str) -> None:
     loaded, device = catalog.load(op), choose.make("toy")
     drawn = [
         workload
@@ -184,7 +184,7 @@ def test_its_held_out_shapes_are_no_larger_than_its_policy_allows(op: str) -> No
     assert max(loaded.nbytes(workload) for workload in drawn) <= policy_of("toy").held_out_bytes
 
 
-def test_its_workers_evaluate_and_obey_its_policy(op: str) -> None:
+def test_workers_evaluate_and_obey_the_policy(op: str) -> None:
     engine = LocalEngine("toy", 1)
     try:
         right, wrong, hanging = toy_kernel("2"), toy_kernel("3"), toy_kernel("hangs")

@@ -223,7 +223,7 @@ QUICK = ("a norm as in Hugging Face's Llama", "a sum and a norm", "SwiGLU", "a c
 
 
 @pytest.mark.parametrize("name", sampled(list(MODELS), quick=QUICK))
-def test_calls_that_one_op_computes_become_one(known: Functions, name: str) -> None:
+def test_calls_that_one_op_computes_become_one_call(known: Functions, name: str) -> None:
     op, make, shape = MODELS[name]
     model, x = make(), torch.randn(shape)
     other = copy.deepcopy(model)
@@ -233,7 +233,7 @@ def test_calls_that_one_op_computes_become_one(known: Functions, name: str) -> N
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_norm_with_one_change_of_dtype_at_its_end_becomes_one(known: Functions, dtype: torch.dtype) -> None:
+def test_a_norm_with_one_change_of_dtype_at_its_end_becomes_one_call(known: Functions, dtype: torch.dtype) -> None:
     norm, x = DividedNorm(dtype), torch.randn(ROWS, dtype=dtype)
     run, graph_pass = compiled(norm, known)
     torch.testing.assert_close(run(x), norm(x), rtol=2e-2, atol=2e-2)

@@ -56,7 +56,7 @@ def parsed(text: str) -> Parsed:
     return Parsed(text)
 
 
-def test_it_has_a_page_per_op_and_device_run_and_leading_kernel(parsed: Parsed) -> None:
+def test_the_report_has_a_page_per_op_and_device_run_and_leading_kernel(parsed: Parsed) -> None:
     champion, broken = shown_archive.champion(), shown_archive.broken()
     ops = {addresses.op_page("softmax", device.key) for device in (H200, A100, CPU)}
     runs = {addresses.run_page(run) for run in RUNS["softmax"]}
@@ -70,13 +70,13 @@ def test_every_link_leads_to_a_page_in_the_file(parsed: Parsed) -> None:
     assert {href.removeprefix("#/") or "/" for href in links} <= parsed.pages
 
 
-def test_it_has_no_address_that_a_browser_would_load(parsed: Parsed) -> None:
+def test_the_report_has_no_address_that_a_browser_would_load(parsed: Parsed) -> None:
     assert not parsed.values("src")
     assert all(href.startswith("#") for href in parsed.values("href"))
     assert not {"link", "iframe", "object", "embed", "base", "form", "img"} & {tag for tag, _ in parsed.elements}
 
 
-def test_its_policy_allows_only_its_own_script_and_style(text: str) -> None:
+def test_the_policy_of_the_report_allows_only_its_own_script_and_style(text: str) -> None:
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
     assert "default-src &#39;none&#39;" in policy
     assert "unsafe" not in policy

@@ -218,7 +218,7 @@ def test_events_end_when_the_server_ends(path: Path, monkeypatch: pytest.MonkeyP
     assert asyncio.run(asyncio.wait_for(heard(), 5)) == ["retry: 2000\n\n"]
 
 
-def test_it_listens_on_the_loopback_address_only() -> None:
+def test_the_server_listens_on_the_loopback_address_only() -> None:
     bound = listening(0)
     try:
         assert bound.getsockname()[0] == HOST == "127.0.0.1"

@@ -154,13 +154,13 @@ def test_the_prompt_for_a_crossover_compares_the_parents_by_workload() -> None:
 
 
 @each({str(better): better for better in [1, 2]})
-def test_a_crossover_with_a_parent_that_is_nowhere_faster_grafts_from_it(better: int) -> None:
+def test_a_crossover_with_a_parent_that_is_nowhere_faster_takes_an_idea_from_it(better: int) -> None:
     parents = (alive(KERNEL, GPU, 30.0, 80.0), alive(SLOW, GPU, 34.0))[:: 3 - 2 * better]
     told = compose(situation(CROSSOVER)[0], CROSSOVER, parents, REFERENCE)[1].content.partition("# Your task\n")[2]
     assert told.startswith(f"Parent {better} is the faster one wherever parent {3 - better} runs. ")
 
 
-def test_a_crossover_of_parents_that_each_win_some_workloads_unites_them() -> None:
+def test_a_crossover_of_parents_that_each_win_some_workloads_combines_both() -> None:
     assert "# Your task\nWrite one kernel that unites what each parent does better." in prompt(CROSSOVER)
 
 

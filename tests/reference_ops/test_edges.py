@@ -48,13 +48,13 @@ def test_single_parameters_are_zero_or_far_from_listed_values() -> None:
     assert special(catalog.load("sgd_momentum")) >= {(name, value) for name in names for value in SPECIAL}
 
 
-def test_a_scale_and_a_slope_are_also_below_zero_and_a_share_is_one() -> None:
+def test_a_scale_and_a_slope_are_also_tested_below_zero_and_a_share_at_one() -> None:
     assert special(catalog.load("leaky_relu")) == {("negative_slope", value) for value in (0.0, 1.0, 10.0, -0.01)}
     assert ("scale", -0.125) in special(catalog.load("causal_softmax"))
     assert special(catalog.load("cross_entropy")) == {("label_smoothing", 1.0)}
 
 
-def test_an_eps_and_a_rate_are_not_below_zero() -> None:
+def test_an_eps_and_a_rate_are_not_tested_below_zero() -> None:
     assert special(catalog.load("layer_norm")) == {("eps", 0.0), ("eps", 10.0)}
     assert all(value >= 0 for op in ("sgd_momentum", "adamw") for _, value in special(catalog.load(op)))
 

@@ -29,7 +29,7 @@ AXES = {1: ("l",), 2: ("h", "w"), 3: ("d", "h", "w")}
 
 
 def _steps(*given: Sizes | str, rank: int) -> tuple[int, ...] | None:
-    """Return the number that all dims share, of each argument; None if a number is missing."""
+    """Return for each argument the number that all dims share; None if a number is missing."""
     found = [0 if one == "valid" else None if isinstance(one, str) else single(one, rank) for one in given]
     return None if None in found else tuple(value for value in found if value is not None)
 
