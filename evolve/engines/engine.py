@@ -1,4 +1,5 @@
-"""Contract of an engine, which evaluates jobs on one device and yields evaluations in the order they finish."""
+"""Contract of an engine, which evaluates jobs on one device and yields evaluations in the order in which they
+finish."""
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field

@@ -70,9 +70,10 @@ def complain(message: str, hint: str = "") -> None:
 
 
 def say(output: Console, text: str, style: str = "", *, begin: str = "", indent: int = 0) -> None:
-    """Print a paragraph: on a terminal with breaks between words only and commands in backticks whole, else one line.
+    """Print a paragraph.
 
-    Further lines are indented by `indent` or, if that is 0, by the length of `begin`.
+    A terminal gets it broken between words, with whole commands in backticks; a pipe gets one line. Further lines are
+    indented by `indent` or, if that is 0, by the length of `begin`.
     """
     lines = hanging(Text(begin), text, output.width, indent) if output.is_terminal else [Text(f"{begin}{text}")]
     output.print(*lines, style=style, sep="\n", soft_wrap=True)

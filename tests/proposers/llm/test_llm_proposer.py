@@ -143,7 +143,7 @@ def test_a_huge_reply_without_a_kernel_is_a_failure_that_names_its_length() -> N
     assert proposal.failure.startswith("the reply is too long to be kept whole")
 
 
-def test_a_response_without_end_is_not_read_to_its_end() -> None:
+def test_an_endless_response_is_not_read_for_ever() -> None:
     endless = raw(" " * (MAX_BYTES + 10))
     assert only(proposals(endless)).failure == "the response is longer than 32 MiB"
 
