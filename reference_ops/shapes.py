@@ -336,7 +336,7 @@ def _prime(size: int, _: random.Random) -> int:
     return prime_below(size)
 
 
-@lru_cache(maxsize=4096)  # evaluations of kernels of one op ask for the same ones
+@lru_cache(maxsize=4096)  # several evaluations of an op need the same shapes
 def prime_below(size: int) -> int:
     """Return the largest prime up to this size."""
     while size > 2 and not all(size % divisor for divisor in range(2, math.isqrt(size) + 1)):

@@ -63,7 +63,9 @@ def top(  # noqa: PLR0913, PLR0917 - one per option
     proposer: ProposerPart = "",
     run: RunPart = "",
     since: SincePart = "",
-    sort: Annotated[str, typer.Option("--sort", metavar="|".join(SORTS), help="List kernels, sorted by this.")] = "",
+    sort: Annotated[
+        str, typer.Option("--sort", metavar="|".join(SORTS), help="List kernels, sorted by this column.")
+    ] = "",
     failures: Annotated[
         bool, typer.Option("--failures", help="List the requests to models that gave no kernel, and why.")
     ] = False,

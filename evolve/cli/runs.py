@@ -89,7 +89,9 @@ def runs(  # noqa: PLR0913, PLR0917 - one per option
     device: DevicePart = "",
     proposer: ProposerPart = "",
     since: SincePart = "",
-    sort: Annotated[str, typer.Option("--sort", metavar="|".join(SORTS), help="Sort by this, smallest first.")] = "",
+    sort: Annotated[
+        str, typer.Option("--sort", metavar="|".join(SORTS), help="Sort by this column, smallest first.")
+    ] = "",
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,

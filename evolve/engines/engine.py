@@ -1,5 +1,4 @@
-"""Contract of an engine, which evaluates jobs on one device and yields evaluations in the order in which they
-finish."""
+"""Contract of an engine, which evaluates jobs on one device and yields evaluations as they finish."""
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field

@@ -72,7 +72,7 @@ WAITS_FOR_OTHERS = (60.0, 120.0)  # more, while other processes hold most of it
 Send = Callable[[Message], None]
 V = TypeVar("V")  # a verdict, or None
 Request = Assignment | ProfileRequest | TimingRequest | PreparationRequest
-SHARED_COMPILATION, TICK = 10.0, 0.003  # seconds to wait for another worker that compiles, and between two looks
+SHARED_COMPILATION, TICK = 10.0, 0.003  # seconds to wait for another worker that compiles, and between two polls
 NICE = 10  # of a process that compiles ahead, so that it does not slow those that take times
 
 

@@ -57,7 +57,7 @@ class OpLine:
 
     @property
     def gain(self) -> float:
-        """The geometric mean speedup over all workloads; 1 for each where PyTorch is faster or no kernel passed."""
+        """The geometric mean speedup over all workloads, which counts a workload without a faster kernel as 1."""
         return math.prod(max(1.0, speedup) for speedup in self.speedups) ** (1 / max(1, self.workloads))
 
     @property

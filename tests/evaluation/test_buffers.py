@@ -102,7 +102,7 @@ def test_a_single_element_of_a_strided_tensor_can_be_tested_for_poison() -> None
     assert not is_poison(torch.full((8,), 2.0)[3::7], POISONS[0]).any()
 
 
-def test_an_element_was_written_if_the_right_result_looks_like_poison() -> None:
+def test_an_element_counts_as_written_if_the_right_result_equals_the_poison() -> None:
     right = torch.tensor([0x7E, 0x7E, 5, 6], dtype=torch.uint8).view(torch.float16)
     assert unwritten(torch.full((4,), 0x7E, dtype=torch.uint8).view(torch.float16), right, 0x7E) == 1
 

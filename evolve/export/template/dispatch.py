@@ -274,7 +274,7 @@ class Primitive:
 
     @cached_property
     def takes_more_dims(self) -> bool:
-        """Whether leading dims may be folded into rows, found by trying."""
+        """Whether leading dims may be folded into rows, found by trial."""
         with _disable_current_modes():
             return takes_more_dims(self.op)
 

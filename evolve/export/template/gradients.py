@@ -50,7 +50,7 @@ class Step:
 
     @property
     def gives(self) -> frozenset[str]:
-        """The names of the forward's inputs whose gradients it returns."""
+        """The names of the forward's inputs whose gradients the op returns."""
         return frozenset(self.places)
 
     @property

@@ -89,8 +89,8 @@ class GraphPass:
     """A pass over a graph as torch.compile traces it, before ops are decomposed; it redirects calls to the package.
 
     Several calls that one op computes are redirected together. `uuid` changes with the package, so that Inductor's
-    cache does not return another package's code. Once a graph was compiled, `report` tells which calls run kernels, and
-    why others do not.
+    cache does not return another package's code. After a graph has been compiled, `report` lists the calls that run
+    kernels, and the reasons for the others.
     """
 
     def __init__(self, functions: Mapping[str, Function], content: str) -> None:

@@ -63,7 +63,7 @@ class Recorded:
         while take_startable(waiting, running, may_start) or running:
             prompt = min(running, key=self._position)
             running.remove(prompt)
-            if not self.unused:  # here the recorded run ended
+            if not self.unused:  # the recorded run ended at this point
                 return
             yield prompt, ask(prompt, lambda _: None)
 
