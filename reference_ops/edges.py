@@ -13,7 +13,7 @@ SPECIAL = (0.0, 10.0)  # of a floating-point parameter: no weight decay, a slope
 LEAST_SIGNED = 0.01  # a parameter that is nowhere listed above this is an eps, which is never 1 or below zero
 STEPS_UP = 8  # values above the least that are tried, where an op requires more: half a window for a padding
 TERM_VANISHES = (0.0, 1.0)  # of the parameter, or of what it leaves to another term
-MOST_SMALL = 4  # sizes that kernels treat apart: one batch, two heads, three colours, the elements of a vector
+MOST_SMALL = 4  # sizes that are special cases in kernels: one batch, two heads, three colours, the elements of a vector
 MOST_LARGE = 2  # sizes beside small ones that must be larger
 LEAST_EQUAL, MOST_EQUAL = 2, 6  # least size that two have in common; workloads with such sizes
 EQUAL_TRIES = 12
@@ -185,7 +185,7 @@ def _integer_parameters(op: Op) -> tuple[str, ...]:
 def small_sizes(
     op: Op, accepts: Callable[[Workload], bool], rng: random.Random, most_bytes: int
 ) -> tuple[Workload, ...]:
-    """Return workloads in which each dim and each integer parameter is 1, 2, 3 and 4 once, unless a listed one is.
+    """Return workloads in which each dim and integer parameter is once 1, 2, 3 and 4, unless a listed workload has it.
 
     Half of the sizes of a workload, or two, are larger, because a size of 1 often matters only beside larger ones.
     Sizes that depend on each other, such as heads and groups of heads, change together. Dims of outputs follow from the

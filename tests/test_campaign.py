@@ -106,7 +106,7 @@ def test_the_champions_of_every_op_are_confirmed_at_the_end(store: SqliteStore) 
     assert [part.search.op.name for part in slices if part.confirming] == ["twice", "thrice"]
 
 
-def test_a_resumed_campaign_knows_the_cost_of_each_op(store: SqliteStore) -> None:
+def test_a_resumed_campaign_counts_the_earlier_cost_of_each_op(store: SqliteStore) -> None:
     times = {"twice": SLOW, "thrice": tuple(80 * 0.99**number for number in range(99))}
     run(store, {"twice": SLOW}, Budget(evals=64))
     run(store, times, Budget(evals=48), PricedModel(written={"twice": 64}))

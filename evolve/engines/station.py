@@ -1,4 +1,4 @@
-"""Station: an engine that is used from another machine. It runs in an actor and knows nothing of the cluster.
+"""Station: an engine that is used from another machine. It runs in an actor and does not depend on the cluster.
 
 Kernels and the files of a user's ops arrive as text, and verdicts leave as lines of JSON.
 """

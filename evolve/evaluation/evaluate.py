@@ -224,7 +224,7 @@ def check_once(programs: Compiled[Program], op: Op, inspector: Inspector) -> Non
     """Check edges on normal inputs, long rows on all distributions, and one row on those that others could hide.
 
     Where a term vanishes, also check on inputs that are not finite, whose product with zero is NaN. Where a size is 1,
-    which kernels treat apart, also check on a few extremes.
+    a special case in many kernels, also check on a few extremes.
     """
     for workload, program in programs.long:
         alone = [name for name in OF_A_SINGLE_ROW if name in (*op.values, *op.extremes)]

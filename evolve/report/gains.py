@@ -1,4 +1,4 @@
-"""Gains: what an op's champions reach on a device, and what is left to gain, as geometric means over its workloads."""
+"""Gains of an op's champions on a device, and the gain still possible, as geometric means over its workloads."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace

@@ -1,4 +1,4 @@
-"""Two `evolve run` processes on one archive: they share the work, and one takes over the claims of a killed one."""
+"""Two `evolve run` processes on one archive: they share the work, and a run takes over the claims of a killed run."""
 
 import json
 import signal

@@ -101,7 +101,7 @@ def _check_shared(bound: Bound, resources: tuple[Resources, ...], arch: str) -> 
 def compile_ahead(bound: Bound, arch: str, cubins: Path) -> Cubin:
     """Compile and check, and leave the result in `cubins` for another process that calls `compile_cubin`.
 
-    A result that a process that compiles ahead has left there is checked, not compiled again.
+    If another process has compiled the kernel ahead, its result is checked and not compiled again.
     """
     _check_source(bound)
     source = translation.source(bound)

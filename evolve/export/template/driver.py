@@ -281,7 +281,7 @@ _loading = threading.Lock()
 
 
 def loaded(image: bytes) -> Module:
-    """Return a cubin's module on the current GPU. Sizes that share a cubin share it."""
+    """Return a cubin's module on the current GPU. Sizes with the same cubin use the same module."""
     context = ctypes.c_void_p()
     checked(driver().cuCtxGetCurrent(ctypes.byref(context)), "the GPU cannot be used")
     key = context.value or 0, hashlib.sha256(image).digest()

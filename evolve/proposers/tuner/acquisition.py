@@ -26,7 +26,7 @@ from evolve.proposers.tuner.surrogate import (
 from evolve.request import Attempt, Candidate, ReadsKernels, Request
 
 EXPLORATION = 0.5  # assumed gain in log time after one trial; divided by the root of the number of trials
-TAME = 1.5  # log times this far above the best are compressed, because slow settings need not be told apart
+TAME = 1.5  # log times this far above the best are compressed, because differences between slow settings do not matter
 MAX_SEEN = 128  # programs in a surrogate model; beyond that, some of the slow ones are left out
 DOUBT = 0.5  # number of failures at which a common cause has even odds
 WORTHWHILE = 0.03  # least improvement in log time; a lower one would keep the search in the first good region
