@@ -12,7 +12,7 @@ args = ["q", "k", "v", "out", "lse", "queries", "keys"]
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-constexpr int EACH = (dim + 31) / 32;
+constexpr int EACH = (dim + 31) / 32, TOGETHER = 64;
 
 __device__ __forceinline__ float sum_of_warp(float sum) {
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
@@ -36,11 +36,16 @@ attend(const q_t* __restrict__ q, const k_t* __restrict__ k, const v_t* __restri
     };
     float most = score(0), total = 0.0f;
     for (int key = 1; key < keys; ++key) most = fmaxf(most, score(key));
-    for (int key = 0; key < keys; ++key) {
-        const float weight = expf(score(key) - most);
-        total += weight;
-        for (int i = 0; i < EACH; ++i)
-            if (lane + 32 * i < dim) sum[i] = fmaf(weight, float(v[(head * keys + key) * dim + lane + 32 * i]), sum[i]);
+    for (int first = 0; first < keys; first += TOGETHER) {  // sums of sums: thousands of terms in turn are too inexact
+        float few = 0.0f, part[EACH] = {};
+        for (int key = first; key < min(keys, first + TOGETHER); ++key) {
+            const float weight = expf(score(key) - most);
+            few += weight;
+            for (int i = 0; i < EACH; ++i)
+                if (lane + 32 * i < dim) part[i] = fmaf(weight, float(v[(head * keys + key) * dim + lane + 32 * i]), part[i]);
+        }
+        total += few;
+        for (int i = 0; i < EACH; ++i) sum[i] += part[i];
     }
     if (lane == 0) lse[row] = most + logf(total);
     for (int i = 0; i < EACH; ++i)
