@@ -147,7 +147,32 @@ def _keep_apart(op: Op, drawn: Tensors, names: tuple[str, ...], generator: torch
 def _drawn_so(op: Op, values: str) -> list[TensorSpec]:
     """Return the inputs drawn by rows that get NaN or infinities from these values."""
     of_rows = [spec for spec in op.varied if spec.dims and spec.dims[0] in op.varied[0].dims[:1]]
-    return [spec for spec in of_rows if _of_tensor(op, spec, values) in STANDING_ALONE]
+    return [spec for spec in of_rows if _of_tensor(op, spec, values) in STANDING_ALONE and _keeps_nan(op, spec.name)]
+
+
+def _keeps_nan(op: Op, name: str) -> bool:
+    """Return whether NaN in an input is still there after `op.draw`, which computes some inputs from others."""
+    if op.draw is None:
+        return True
+    workload = min(op.listed, key=op.nbytes)
+    shapes = tuple((spec.name, spec.dtype or workload.dtype, op.shape(spec, workload)) for spec in op.inputs)
+    return _draw_keeps_nan(op.draw, name, shapes, (*op.sizes(workload).items(), *workload.parameters))
+
+
+@cache
+def _draw_keeps_nan(
+    draw: Callable[..., None],
+    name: str,
+    shapes: tuple[tuple[str, str, tuple[int, ...]], ...],
+    known: tuple[tuple[str, float], ...],
+) -> bool:
+    drawn = {one: torch.ones(shape).to(TORCH_DTYPES[dtype]) for one, dtype, shape in shapes}
+    drawn[name].fill_(math.nan)
+    try:
+        draw(drawn, torch.Generator().manual_seed(0), *([dict(known)] * _takes_sizes(draw)))
+    except Exception:  # noqa: BLE001 - a user's `draw` may refuse inputs with any exception
+        return True
+    return bool(drawn[name].isnan().any())
 
 
 def _arrange(op: Op, workload: Workload, drawn: Tensors, values: str, generator: torch.Generator) -> None:
@@ -239,6 +264,8 @@ def seeds_in_turn(op: Op, workload: Workload, values: str, rng: random.Random) -
     Where rows are single numbers, or too few, each input needs a draw of its own.
     """
     alike, first = _drawn_so(op, values), SEEDS_ALIKE * (rng.randrange(SEEDS // SEEDS_ALIKE // 2) + 1) - 1
+    if not alike and values in op.extremes:
+        return []  # no input that is drawn by rows holds such a value
     enough = all(len(spec.dims) > 1 and op.shape(spec, workload)[0] >= 2 * len(alike) for spec in alike)
     return [first + turn * SEEDS_ALIKE for turn in range(1 if enough else len(alike))]
 

@@ -5,6 +5,7 @@ This is `x * cos + rotate_half(x) * sin`, as Hugging Face's models write it.
 
 import torch
 
+from reference_ops.arrangements import nan_in
 from reference_ops.op import Op, Tensors, rotated, tensors, workloads
 
 BASE, LONGEST = 10000.0, 100000
@@ -60,6 +61,7 @@ ops = (
         emulated=EMULATED,
         awkward=AWKWARD,
         draw=draw,
+        arranged=nan_in("cos", "sin"),
         flops=lambda dims: 3 * dims["tokens"] * dims["heads"] * dims["dim"],
         # The default factor suffices for a sum of two products in float32, rounded once.
         backward=("rotary_embedding_backward",),
@@ -77,6 +79,7 @@ ops = (
         emulated=EMULATED,
         awkward=AWKWARD,
         draw=draw,
+        arranged=nan_in("cos", "sin"),
         flops=lambda dims: 3 * dims["tokens"] * dims["heads"] * dims["dim"],
         # The default factor suffices for a sum of two products in float32, rounded once.
     ),

@@ -244,6 +244,15 @@ def test_in_a_single_row_one_input_alone_may_have_nan_and_each_does_at_some_seed
     assert sorted(map(sorted, with_nan)) == [["exp_avg"], ["exp_avg_sq"], ["grad"], ["param"]]
 
 
+def test_inputs_that_are_computed_from_others_have_no_rows_of_their_own() -> None:
+    backward = catalog.load("attention_backward")  # computes its `out` and `lse` from q, k and v
+    single = next(one for one in backward.awkward if dict(one.dims)["batch"] == 1)
+    assert len(seeds_in_turn(backward, single, SAVED_NAN, random.Random(1))) == len("qkv")
+    assert len(seeds_in_turn(backward, single, NAN, random.Random(1))) == len(["grad_out"])
+    loss = catalog.load("mse_backward")  # whose only gradient is a single number
+    assert seeds_in_turn(loss, loss.awkward[0], NAN, random.Random(1)) == []
+
+
 @pytest.mark.parametrize(("name", "draws"), [("cosine_similarity", 1), ("adamw", 4), ("gelu", 1)])
 def test_in_turn_each_input_ends_with_nan_where_the_others_are_finite(name: str, draws: int) -> None:
     op = catalog.load(name)
