@@ -93,7 +93,7 @@ SeedOption = Annotated[int, typer.Option("--seed", help="Seed of all random choi
 ExampleOption = Annotated[
     Path | None,
     typer.Option("--example", exists=True, dir_okay=False, show_default=False,
-                 help="For OP module:function or file.py:function, a Python file whose list `examples` holds inputs."),
+                 help="A Python file whose list `examples` holds inputs, for an OP that names a function."),
 ]  # fmt: skip
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 

@@ -198,8 +198,8 @@ def _with_infinities(
         return found
     largest = torch.finfo(scale.dtype).max
     target = torch.where(expected.abs() > largest, expected.to(scale.dtype).double(), expected)
-    # Near the largest number, rounding decides whether a result is infinite. Where PyTorch overflows on the way, a
-    # kernel may too.
+    # Near the largest number, rounding decides whether a result is infinite. Where an intermediate result of PyTorch
+    # overflows, that of a kernel may overflow too.
     edge = (expected.abs() / largest - 1).abs() < EDGE
     overflowed = pytorch.isinf() & (expected.abs() > largest / 2)
     got = actual.double()

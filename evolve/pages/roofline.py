@@ -125,7 +125,7 @@ def _read(wanted: list[Wanted]) -> list[Mapping[str, Work]]:
 
 
 def main() -> None:
-    """Print the work of the ops and devices on standard input."""
+    """Print the work of the ops and devices that are named on standard input."""
     wanted: list[tuple[str, dict[str, Any]]] = json.load(sys.stdin)
     works = [work_of(op, plain.record(DeviceInfo, device)) for op, device in wanted]
     print(json.dumps([{key: asdict(work) for key, work in of_op.items()} for of_op in works]))

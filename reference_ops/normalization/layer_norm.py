@@ -42,7 +42,7 @@ def layer_norm_backward(
         given = (grad_out.float(), x.float(), weight.float())
     grad, value, gain = given
     statistics = (mean.unsqueeze(-1), rstd.unsqueeze(-1))
-    # PyTorch only checks whether there is a bias, so the weight can stand in for it.
+    # PyTorch only checks whether there is a bias, so the weight can take its place.
     found = aten.native_layer_norm_backward(grad, value, gain.shape, *statistics, gain, gain, [True, True, True])
     grad_x, grad_weight, grad_bias = (gradient.to(x.dtype) for gradient in found)
     return grad_x, grad_weight, grad_bias

@@ -57,7 +57,7 @@ def test_timing_waits_until_the_other_worker_has_ended_its_check(some: Watched, 
     assert not timing.is_alive()
 
 
-def test_a_check_lets_a_worker_that_waits_to_time_go_first(some: Watched, other: Watched) -> None:
+def test_a_worker_that_waits_to_time_takes_precedence_over_a_check(some: Watched, other: Watched) -> None:
     some.turns.take("check")
     timing = in_thread(lambda: other.turns.take("time"))
     assert other.waits.wait(SECONDS)

@@ -186,7 +186,7 @@ def test_an_error_that_rounding_makes_large_is_found_even_if_pytorch_is_exact_by
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_where_pytorch_divides_without_an_error_it_makes_one_for_values_nearby(dtype: str) -> None:
+def test_an_exact_division_by_pytorch_has_the_error_of_values_nearby(dtype: str) -> None:
     """The gradient of x / |x| is exactly 0 where only one x is not, and a power of two divides exactly."""
     op, workload = catalog.load("l2_normalize_backward"), Workload(dtype, (("rows", ROWS), ("cols", 2)))
     inputs = inputs_at(op, workload, 3, "cpu")

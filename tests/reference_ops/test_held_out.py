@@ -261,7 +261,7 @@ def test_each_long_dim_is_once_too_long_for_16_bits() -> None:
     assert all(gemm.nbytes(workload) <= 2**21 for workload in drawn)
 
 
-def test_a_batch_of_which_fewer_are_listed_is_once_too_long_for_8_bits() -> None:
+def test_a_batch_size_is_once_too_large_for_8_bits_even_if_listed_ones_are_small() -> None:
     images = catalog.load("to_channels_last")
     assert max(count for name, count in listed_sizes(images) if name == "n") < 2**8
     assert any(size(w, "n") > 2**8 for w in past_few_bits(images, anything, random.Random(1), 2**21))

@@ -68,7 +68,7 @@ def compile_and_run(op: Op) -> None:
     assert all(output.reshape(-1)[0] == 0 for output in outputs.values())
 
 
-def test_a_task_may_give_its_sizes_names_of_cuda(tmp_path: Path) -> None:
+def test_a_task_may_use_names_of_cuda_for_its_sizes(tmp_path: Path) -> None:
     pytest.importorskip("cupy")
     path = tmp_path / "1_Names.py"
     path.write_text("""
@@ -124,7 +124,7 @@ def headers() -> Iterator[str]:
 
 
 def refused_names(names: list[str], compiles: Compiles) -> set[str]:
-    """Return the names that a compiler refuses for a constant. Those that are not known are tried alone too."""
+    """Return the names that a compiler refuses for a constant. Names outside the list are also tried alone."""
     refused: set[str] = set()
     waiting = [names[start : start + AT_ONCE] for start in range(0, len(names), AT_ONCE)]
     while waiting:

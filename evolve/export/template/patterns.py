@@ -183,7 +183,7 @@ def _resolved(dtypes: Sequence[Any], x: Any) -> tuple[Any, ...] | None:
 def rms_norm_written_out(
     x: Tensor, weight: Tensor, *, eps: float, dtypes: Sequence[tuple[Any, ...]]
 ) -> Call | list[Call] | str:
-    """A root mean square norm whose dtypes change on the way."""
+    """A root mean square norm with changes of dtype between its steps."""
     if fault := _misfit_of_dtypes(x, weight, dtypes):
         return fault
     return rms_norm(x, weight.shape, weight, eps)
