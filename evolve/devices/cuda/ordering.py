@@ -65,10 +65,7 @@ def use(bound: Bound) -> str:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of a launch.
-
-    Unless it is `sure`, the launch may still be right, depending on how the kernel divides its work.
-    """
+    """A fault of a launch, which is `sure` or depends on how the kernel divides its work."""
 
     text: str
     sure: bool = True

@@ -42,8 +42,7 @@ OPAQUE = "opaque op"
 STEP = 1e-2  # of differences in float32
 MOST_WORKLOADS = 3  # of each kind
 MADE_TIMES = 3  # each call that requires gradients
-# beginnings of PyTorch's errors about dtypes or strides
-LACKING = re.compile("not implemented for|view size is not compatible")
+LACKING = re.compile("not implemented for|view size is not compatible")  # in errors about dtypes or strides
 NO_KERNEL = "it has no kernel"
 TIME_IS_UP = "the time was up"
 

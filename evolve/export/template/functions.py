@@ -133,10 +133,7 @@ class Function:
     def _attempted(
         self, arguments: tuple[Any, ...], named: Mapping[str, Any], decided: tuple[int, Run] | None = None
     ) -> Attempt:
-        """Return the outcome of a call.
-
-        A decision that was `decided` for another call of the same key is used again.
-        """
+        """Return the outcome of a call, by the decision that was `decided` for another call of its key, if given."""
         if decided is None and any(map(overrides, (*arguments, *named.values()))):
             return Attempt(ELSEWHERE)
         given = self._as_cast(arguments, named)
@@ -333,8 +330,7 @@ def _mapped(value: Any, chosen: Callable[[Any], bool], function: Callable[[Any],
 def _constant(function: Callable[..., bool]) -> Callable[..., bool]:
     """Mark a function that is called while a graph is traced, whose result is a constant of the graph.
 
-    This replaces `torch.compiler.assume_constant_result`, which would import the compiler, and so add half of PyTorch's
-    own start-up time.
+    This replaces `torch.compiler.assume_constant_result`, whose import of the compiler takes half of PyTorch's own.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
     return function
@@ -397,10 +393,7 @@ class Functions(Mapping[str, Function]):
 def explain(
     known: Mapping[str, Function], name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]
 ) -> Explanation:
-    """Return the kernel that a call of this function would run, or why PyTorch would run.
-
-    Compile the kernel if necessary.
-    """
+    """Return the kernel that a call would run, compiled if necessary, or why PyTorch would run."""
     if name not in known:
         raise ValueError(f"there is no `{name}` in this package, only {', '.join(known)}")
     return known[name].explain(arguments, named)
