@@ -16,7 +16,7 @@ from evolve.export.template.functions import Function, Functions
 
 NAMESPACE = "tested_kernels"
 OPS = ("softmax", "softmax_backward", "rms_norm", "rms_norm_backward", "swiglu", "swiglu_backward", "topk")
-OPS_OF_LOSS = ("cross_entropy", "cross_entropy_backward", "layer_norm")
+OTHERS = ("cross_entropy", "cross_entropy_backward", "layer_norm", "gelu")
 Known = dict[str, Function]
 
 
@@ -27,8 +27,8 @@ def machine() -> EmulatedMachine:
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory, machine: EmulatedMachine) -> Known:
-    ops = primitives((*OPS, *OPS_OF_LOSS), tmp_path_factory.mktemp("kernels"), machine)
-    wanted = ("softmax", "rms_norm", "cross_entropy", "topk", "layer_norm")
+    ops = primitives((*OPS, *OTHERS), tmp_path_factory.mktemp("kernels"), machine)
+    wanted = ("softmax", "rms_norm", "cross_entropy", "topk", "layer_norm", "gelu")
     return dict(Functions([form for form in forms() if form.name in wanted], ops, NAMESPACE))
 
 
@@ -102,6 +102,15 @@ def test_one_graph_serves_other_sizes(known: Known, machine: EmulatedMachine) ->
         for leading in ((4, 5), (3, 7)):
             torch.testing.assert_close(compiled(*given(*leading)), plain(*given(*leading)))
     assert len(machine.launched) == 12
+
+
+@pytest.mark.parametrize("place", [lambda x: x.T, lambda x: x[:, ::2]], ids=["transposed", "every other column"])
+def test_an_elementwise_function_of_strided_tensors_is_traced_with_sizes_left_open(
+    known: Known, place: Callable[[Tensor], Tensor]
+) -> None:
+    compiled = torch.compile(known["gelu"], fullgraph=True, backend="aot_eager", dynamic=True)
+    x = place(torch.randn(6, 16))
+    torch.testing.assert_close(compiled(x), functional.gelu(x))
 
 
 @pytest.mark.parametrize("strict", [pytest.param(False, marks=pytest.mark.exhaustive), True])

@@ -154,8 +154,13 @@ def single(value: int | Sequence[int], count: int) -> int | None:
 def permuted(x: Tensor) -> tuple[int, ...] | None:
     """Return the order of dims in which a tensor is contiguous; None if there is none."""
     strides = x.stride()
-    order = tuple(sorted(range(x.dim()), key=lambda dim: (-strides[dim], dim)))
-    return order if x.permute(order).is_contiguous() else None
+    order: list[int] = []
+    for dim in range(x.dim()):  # torch.compile cannot trace a sort by strides that are not constant
+        place = dim
+        while place and strides[order[place - 1]] < strides[dim]:
+            place -= 1
+        order.insert(place, dim)
+    return tuple(order) if x.permute(order).is_contiguous() else None
 
 
 def inverse(order: Sequence[int]) -> tuple[int, ...]:
