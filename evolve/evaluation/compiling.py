@@ -55,6 +55,18 @@ class Shapes:
     thin: tuple[Workload, ...] = ()  # declared rows, but few of them, for slow tools; only to confirm
     skipped: tuple[str, ...] = ()  # declared workloads that the plan does not accept, and why
 
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtypes of the listed workloads; that of the first awkward one, the smallest, is the first."""
+        return tuple(dict.fromkeys(workload.dtype for workload in (*self.awkward, *self.declared)))
+
+    def listed_in(self, dtype: str) -> "Shapes":
+        """Return the listed workloads of this dtype."""
+        declared, awkward = (
+            tuple(one for one in of_any if one.dtype == dtype) for of_any in (self.declared, self.awkward)
+        )
+        return Shapes(declared, awkward)
+
 
 @dataclass(frozen=True)
 class Compiled(Generic[P]):
@@ -130,16 +142,11 @@ class Compilation(Generic[P]):
     def everything(self, seed: int, *, confirm: bool) -> Compiled[P]:
         """Compile for all workloads of an evaluation."""
         shapes = self.shapes(seed, confirm=confirm)
-        return self.drawn(self.listed(shapes, self.at(shapes.awkward)), shapes)
+        return self.drawn(with_declared(self.listed(shapes, self.at(shapes.awkward))), shapes)
 
     def listed(self, shapes: Shapes, awkward: tuple[tuple[Workload, P], ...]) -> Compiled[P]:
-        """Compile for the declared workloads.
-
-        `awkward` holds the programs for the other workloads that the op lists.
-        """
+        """Compile for the declared workloads; `awkward` holds the programs for the others that the op lists."""
         declared, skipped = self._programs(shapes.declared)
-        if not declared:
-            raise _no_workload_left((*shapes.skipped, *skipped))
         return Compiled(declared, awkward, skipped=(*shapes.skipped, *skipped))
 
     def drawn(self, listed: Compiled[P], shapes: Shapes) -> Compiled[P]:
@@ -157,7 +164,7 @@ class Compilation(Generic[P]):
     def as_declared(self) -> Compiled[P]:
         """Compile only for the declared workloads."""
         declared, skipped = self._declared()
-        return self.listed(Shapes(declared, skipped=skipped), ())
+        return with_declared(self.listed(Shapes(declared, skipped=skipped), ()))
 
     def at(self, workloads: Iterable[Workload]) -> tuple[tuple[Workload, P], ...]:
         """Return a program for each of these workloads at which the kernel is legal."""
@@ -214,6 +221,13 @@ class Compilation(Generic[P]):
         rows = max(math.prod(self.op.shape(tensor, workload)[:-1]) for tensor in self.op.outputs)
         launches = [(math.prod(one.grid), math.prod(one.block)) for one in self._bound(workload).launches]
         return rows * max((threads for blocks, threads in launches if blocks * threads < rows), default=0)
+
+
+def with_declared(programs: Compiled[P]) -> Compiled[P]:
+    """Return these programs. Raises RejectedError if there is none for a declared workload."""
+    if not programs.declared:
+        raise _no_workload_left(programs.skipped)
+    return programs
 
 
 def _no_workload_left(skipped: Iterable[str]) -> RejectedError:

@@ -11,7 +11,7 @@ from archive.records import Check, Envelope, Evaluation, Resources, Traits
 from evolve.devices.choose import policy_of
 from evolve.devices.device import Device, Program
 from evolve.evaluation.check import Inspector
-from evolve.evaluation.compiling import Compilation, Compiled, traits, verdict_on
+from evolve.evaluation.compiling import Compilation, Compiled, Shapes, traits, verdict_on, with_declared
 from evolve.evaluation.confirm import Beyond, check_beyond, confirmation
 from evolve.evaluation.evaluator import Evaluator
 from evolve.evaluation.timing import measure
@@ -78,11 +78,8 @@ def evaluate(
         def check(pairs: Sequence[Pair]) -> None:
             agreed.extend(inspector.check(program, op, workload) for workload, program in pairs)
 
-        awkward = compiled_in_turn(compilation, shapes.awkward, check, evaluator.watch)
-        programs = compilation.listed(shapes, awkward)
+        programs = check_listed(compilation, shapes, inspector, check)
         found = of_code = traits(kernel, programs)
-        check_extremes(programs, op, inspector)
-        check_tails(programs, op, inspector)
         # A fault at a random shape is not a verdict on other kernels with the same code: they may get other shapes.
         found = None
         evaluator.watch("compile")
@@ -104,6 +101,29 @@ def evaluate(
 
     verdict = verdict_on(kernel, op, device.info, judge)
     return replace(verdict, checks=tuple(checks), traits=found)
+
+
+def check_listed(
+    compilation: Compilation[Program], shapes: Shapes, inspector: Inspector, check: Callable[[Sequence[Pair]], None]
+) -> Compiled[Program]:
+    """Compile for the listed workloads, and check the awkward ones and every extreme, one dtype after the other.
+
+    Most faults show at the smallest workload or in the first dtype, and then nothing else is compiled.
+    """
+    graphed, parts = inspector.rng.choice(shapes.dtypes), list[Compiled[Program]]()
+    for dtype in shapes.dtypes:
+        own = shapes.listed_in(dtype)
+        parts.append(compilation.listed(own, compiled_in_turn(compilation, own.awkward, check, inspector.watch)))
+        check_extremes(parts[-1], compilation.op, inspector, graphed)
+        check_tails(parts[-1], compilation.op, inspector)
+    declared = dict(pair for part in parts for pair in part.declared)
+    return with_declared(
+        Compiled(
+            declared=tuple((workload, declared[workload]) for workload in shapes.declared if workload in declared),
+            awkward=tuple(pair for part in parts for pair in part.awkward),
+            skipped=(*shapes.skipped, *(reason for part in parts for reason in part.skipped)),
+        )
+    )
 
 
 def compiled_in_turn(
@@ -180,14 +200,16 @@ def defined_ones(programs: Compiled[Program], op: Op, device: Device) -> Compile
     )
 
 
-def check_extremes(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
+def check_extremes(programs: Compiled[Program], op: Op, inspector: Inspector, graphed: str = "") -> None:
     """Check every extreme and every arrangement once per dtype at a small workload, for one dtype in a CUDA graph.
+
+    That dtype is `graphed`, if it is given.
 
     Where rows are independent, one draw has rows of every extreme. Raises RejectedError at the first fault.
     """
     everywhere = (*programs.awkward, *programs.declared)  # listed shapes: a fault there holds for all equal code
     dtypes = list(dict.fromkeys(workload.dtype for workload, _ in everywhere))
-    graphed = inspector.rng.choice(dtypes)
+    graphed = graphed or inspector.rng.choice(dtypes)
     for dtype in dtypes:
         own = [pair for pair in everywhere if pair[0].dtype == dtype]
         in_rows = [pair for pair in own if meets_extremes_by_rows(op, pair[0])]
