@@ -31,6 +31,9 @@ SPREAD = 30.0  # most that a floating-point parameter, or the distance of a deca
 KEPT_BITS = 24  # differences of fewer bytes do not matter
 LARGE_MULTIPLE = 4096  # of rows, for kernels whose `when` requires whole tiles
 FEW_ROWS = (3, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # for tools that are a hundred times slower
+STEPS_UP = 8  # values above the least that are tried, where an op requires more: half a window for a padding
+MORE = (1, 2, 10**6)  # parts of the greatest listed parameter that are added to it, and one
+NEAREST = 3  # listed workloads of which another size is changed too, where the op or the kernel requires it
 LEAST_DECAY = 0.5  # a parameter from here up to 1 is a decay, such as AdamW's betas, whose distance from 1 matters
 
 
@@ -286,6 +289,14 @@ def _drawn(
 
 def integers_of(workload: Workload) -> list[tuple[str, int]]:
     return [(name, value) for name, value in workload.parameters if isinstance(value, int)]
+
+
+def integer_parameters(op: Op) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for workload in op.listed for name, _ in integers_of(workload)))
+
+
+def listed_within(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> list[Workload]:
+    return [one for one in (*op.emulated, *op.awkward) if op.nbytes(one) <= most_bytes and accepts(one)]
 
 
 def _parameters(

@@ -17,17 +17,19 @@ from evolve.devices.choose import policy_of
 from evolve.devices.device import CompileResult, RejectedError
 from evolve.op_on_device import all_flops, point, signature
 from reference_ops.edges import (
-    beyond_listed,
-    crossed_parameters,
     equal_sizes,
-    far_apart,
     long_rows,
     overlapping_windows,
     small_sizes,
-    special_parameters,
     windows_past_borders,
 )
 from reference_ops.op import Op, Workload
+from reference_ops.parameters import (
+    beyond_listed,
+    crossed_parameters,
+    far_apart,
+    special_parameters,
+)
 from reference_ops.shapes import held_out, past_few_bits, powers_of_two, stretched, thinned, without_rows
 
 HELD_OUT, HELD_OUT_TO_CONFIRM = 2, 6

@@ -16,7 +16,6 @@ from evolve.evaluation.confirm import Beyond, check_beyond, confirmation
 from evolve.evaluation.evaluator import Evaluator
 from evolve.evaluation.timing import measure
 from evolve.evaluation.truth import defined
-from reference_ops.edges import has_vanishing_term
 from reference_ops.inputs import has_rows_of_extremes, meets_extremes_by_rows
 from reference_ops.op import (
     CLASHING,
@@ -37,6 +36,7 @@ from reference_ops.op import (
     Op,
     Workload,
 )
+from reference_ops.parameters import has_vanishing_term
 from reference_ops.shapes import integers_of, without_rows
 
 EXTREMES_AT_ONCE = 2  # at a declared workload whose rows depend on each other

@@ -12,19 +12,21 @@ from reference_ops import catalog
 from reference_ops.edges import (
     LEAST_EQUAL,
     MOST_SMALL,
-    SPECIAL,
-    beyond_listed,
-    crossed_parameters,
     equal_sizes,
-    far_apart,
-    has_vanishing_term,
     long_rows,
     overlapping_windows,
     small_sizes,
-    special_parameters,
     windows_past_borders,
 )
 from reference_ops.op import Op, Workload
+from reference_ops.parameters import (
+    SPECIAL,
+    beyond_listed,
+    crossed_parameters,
+    far_apart,
+    has_vanishing_term,
+    special_parameters,
+)
 
 OPS = {name: catalog.load(name) for name in catalog.names()}
 ops = each(OPS, quick=some())

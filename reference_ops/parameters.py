@@ -1,0 +1,161 @@
+"""Workloads with unusual parameters: at zero, at one, below zero, far apart, crossed, and beyond the listed ones."""
+
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from reference_ops.op import DTYPES, Op, Workload
+from reference_ops.shapes import (
+    LEAST_DECAY,
+    MORE,
+    MOST_TAPS,
+    NEAREST,
+    STEPS_UP,
+    dims_of,
+    integer_parameters,
+    listed_within,
+    ranges_of,
+    with_sizes,
+)
+
+SPECIAL = (0.0, 10.0)  # of a floating-point parameter: no weight decay, a slope above 1, a scale far from the usual
+LEAST_SIGNED = 0.01  # a parameter that is nowhere listed above this is an eps, which is never 1 or below zero
+TERM_VANISHES = (0.0, 1.0)  # of the parameter, or of what it leaves to another term
+MOST_CROSSED = 2  # workloads with parameters that are listed, but not together
+
+
+def special_parameters(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
+    """Return a workload for each floating-point parameter and each value in `SPECIAL` that the op accepts.
+
+    A scale or a slope is also drawn below zero. The other parameters are as listed. Of the listed workloads that fit,
+    the largest that `accepts` takes is chosen.
+    """
+    small = [workload for workload in (*op.emulated, *op.awkward) if op.nbytes(workload) <= most_bytes]
+    nearest = sorted(small, key=op.nbytes, reverse=True)
+    listed: dict[str, set[float]] = {}
+    for name, value in (parameter for workload in op.listed for parameter in workload.parameters):
+        if isinstance(value, float):
+            listed.setdefault(name, set()).add(value)
+    found: list[Workload] = []
+    for special in ((name, value) for name in sorted(listed) for value in _special(listed[name])):
+        tries = (
+            replace(near, parameters=tuple(special if pair[0] == special[0] else pair for pair in near.parameters))
+            for near in nearest
+        )
+        found += itertools.islice((tried for tried in tries if op.is_valid(tried) and accepts(tried)), 1)
+    return tuple(found)
+
+
+def has_vanishing_term(op: Op, workload: Workload) -> bool:
+    """Return whether a floating-point parameter other than an eps is 0 or 1 here, but in no listed workload.
+
+    Then a term is multiplied by zero, and a kernel may leave it out. An eps is added.
+    """
+    for name, value in workload.parameters:
+        listed = {dict(one.parameters)[name] for one in op.listed}
+        if isinstance(value, float) and value in TERM_VANISHES and value not in listed and max(listed) >= LEAST_SIGNED:
+            return True
+    return False
+
+
+def _special(listed: set[float]) -> Iterator[float]:
+    """Yield special values of a parameter that are not listed; also one and a negative value if it is not an eps."""
+    most = max(listed)
+    values = SPECIAL if most < LEAST_SIGNED else (*SPECIAL, 1.0)
+    yield from (value for value in values if value not in listed)
+    if most >= LEAST_SIGNED and not LEAST_DECAY < most < 1:
+        yield -most
+
+
+def far_apart(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
+    """Return a workload for each integer parameter, with its greatest listed value and the least of related sizes.
+
+    Related sizes are the other integer parameters and the sizes of filters: a stride beyond the window leaves gaps, and
+    a padding beyond the filter makes windows outside the input. Sizes of tensors that are parameters stay as they are.
+    """
+    ranges, dims = ranges_of(op.listed), dims_of(op)
+    parameters = [name for name in integer_parameters(op) if name in ranges and name not in dims]
+    filters = [name for name, (_, most) in ranges.items() if name in dims and most <= MOST_TAPS]
+    found: list[Workload] = []
+    for name in parameters:
+        others = [other for other in (*parameters, *filters) if other != name]
+        near = [one for one in (*op.emulated, *op.awkward) if op.nbytes(one) <= most_bytes]
+        near.sort(key=lambda one: (-DTYPES[one.dtype].itemsize, -op.nbytes(one)))  # the most exact show errors best
+        tries = (
+            tried
+            for steps in range(STEPS_UP)
+            for one in near
+            if (tried := with_sizes(one, {name: ranges[name][1], **{at: ranges[at][0] + steps for at in others}}))
+            and op.is_valid(tried)
+            and op.nbytes(tried) <= most_bytes
+            and accepts(tried)
+        )
+        found += itertools.islice(tries, 1)
+    return tuple(dict.fromkeys(found))
+
+
+def crossed_parameters(
+    op: Op, accepts: Callable[[Workload], bool], rng: random.Random, most_bytes: int
+) -> tuple[Workload, ...]:
+    """Return a few workloads with two parameters that are listed, but never together, such as padding and smoothing.
+
+    If there is one such pair, it is tried at a large workload and at a small one, whose means hide less.
+    """
+    dims = dims_of(op)
+    listed = [{pair for pair in workload.parameters if pair[0] not in dims} for workload in op.listed]
+    every = sorted(set().union(*listed), key=str)
+    pairs = [(a, b) for a, b in itertools.combinations(every, 2) if a[0] != b[0]]
+    apart = [pair for pair in pairs if not any(listed_ones.issuperset(pair) for listed_ones in listed)]
+    near = sorted(
+        listed_within(op, accepts, most_bytes), key=lambda one: (-DTYPES[one.dtype].itemsize, -op.nbytes(one))
+    )
+    found: list[Workload] = []
+    exact = [one for one in near if one.dtype == near[0].dtype and 1 not in op.sizes(one).values()]
+    for pair, at in itertools.product(
+        rng.sample(apart, len(apart)), (near, exact[::-1]) if len(apart) == 1 else (near,)
+    ):
+        if len(found) == MOST_CROSSED:
+            break
+        changed = dict(pair)
+        tries = (
+            replace(one, parameters=tuple((name, changed.get(name, value)) for name, value in one.parameters))
+            for one in at
+        )
+        fitting = (one for one in tries if op.is_valid(one) and op.nbytes(one) <= most_bytes and accepts(one))
+        found += itertools.islice(fitting, 1)
+    return tuple(dict.fromkeys(found))
+
+
+def beyond_listed(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
+    """Return workloads in which integer parameters exceed all listed ones, together if possible, else one at a time.
+
+    A kernel may keep a window, a stride or a number of groups in too few bits, or in an array of the largest listed
+    size.
+    """
+    ranges, dims = ranges_of(op.listed), dims_of(op)
+    own = {name: ranges[name] for name in integer_parameters(op) if name in ranges and name not in dims}
+    greatest = {name: max(-least, most) for name, (least, most) in own.items()}  # -100 is no class, but 201 is
+
+    def fits(tried: Workload) -> bool:
+        return op.is_valid(tried) and op.nbytes(tried) <= most_bytes and accepts(tried)
+
+    def first(names: Iterable[str]) -> list[Workload]:
+        return list(itertools.islice(filter(fits, _with_greater(op, {name: greatest[name] for name in names})), 1))
+
+    together = first(greatest) if len(greatest) > 1 else []
+    return tuple(together or itertools.chain.from_iterable(first((name,)) for name in greatest))
+
+
+def _with_greater(op: Op, greatest: Mapping[str, int]) -> Iterator[Workload]:
+    """Yield small listed workloads with parameters twice as great or less; a dim may have to be a multiple of one."""
+    near = sorted((*op.emulated, *op.awkward), key=lambda one: (-DTYPES[one.dtype].itemsize, -op.nbytes(one)))
+    for share in MORE:
+        sizes = {name: most + most // share + 1 for name, most in greatest.items()}
+        tries = [with_sizes(one, sizes) for one in near]
+        yield from tries
+        for tried, times in itertools.product(tries[:NEAREST] if len(sizes) == 1 else (), (1, 2)):
+            multiple = times * next(iter(sizes.values()))
+            few = [name for name, _ in tried.dims if name in ranges_of(op.listed)]
+            for names in itertools.chain.from_iterable(itertools.combinations(few, count) for count in (1, 2)):
+                yield with_sizes(tried, dict.fromkeys(names, multiple))
