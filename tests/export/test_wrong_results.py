@@ -139,6 +139,17 @@ def test_one_size_for_several_dims_raises_pytorchs_error(tmp_path: Path, name: s
         function(tmp_path, name)(image, (2,))
 
 
+def test_a_number_in_place_of_a_flag_raises_pytorchs_error(tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        function(tmp_path, "grid_sample")(torch.randn(2, 3, 5, 6), torch.rand(2, 4, 3, 2), align_corners=0)
+
+
+def test_a_third_state_of_an_lstm_cell_raises_pytorchs_error(tmp_path: Path) -> None:
+    weights = (torch.randn(32, 4), torch.randn(32, 8), torch.zeros(32), torch.zeros(32))
+    with pytest.raises(RuntimeError, match="two hidden states"):
+        function(tmp_path, "lstm_cell")(torch.randn(3, 4), (torch.zeros(3, 8),) * 3, *weights)
+
+
 def function(folder: Path, name: str) -> Function:
     return Function(FORMS[name], primitives(FORMS[name].ops, folder, EmulatedMachine(by_reference=True)))
 

@@ -285,7 +285,7 @@ def interpolate(
     antialias: bool = False,
 ) -> Lowered:
     """Resized images: each pixel is taken from the nearest one (`nearest`) or from four (`bilinear`)."""
-    if input.dim() != 4 or align_corners or antialias or recompute_scale_factor:
+    if input.dim() != 4 or not _is_off(align_corners) or antialias or recompute_scale_factor:
         return "the kernels take images, without align_corners and antialias"
     if (size is not None and scale_factor is not None) or (mode == "nearest" and align_corners is not None):
         return "both a size and a factor are given, or align_corners with `nearest`"
@@ -328,16 +328,21 @@ def grid_sample(
     align_corners: bool | None = None,
 ) -> Lowered:
     """Images sampled at the positions of a grid."""
-    if input.dim() != 4 or mode != "bilinear" or padding_mode != "zeros" or align_corners:
+    if input.dim() != 4 or mode != "bilinear" or padding_mode != "zeros" or not _is_off(align_corners):
         return "the kernels sample images bilinearly, with zeros outside"
     if input.dtype != grid.dtype:
         return "image and grid differ in dtype"
     return Call("grid_sample", (input, grid), {}, first)
 
 
+def _is_off(flag: bool | None) -> bool:
+    """Return whether a flag is not set. PyTorch refuses a zero in place of False."""
+    return flag is None or flag is False
+
+
 def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Lowered:
     """The positions at which an affine map samples images of a size."""
-    if align_corners or len(size) != 4 or theta.dim() != 3 or theta.shape[0] != size[0]:
+    if not _is_off(align_corners) or len(size) != 4 or theta.dim() != 3 or theta.shape[0] != size[0]:
         return "the kernels make grids of images, without align_corners"
     return Call("affine_grid", (theta,), {"h": size[2], "w": size[3]}, first)
 

@@ -91,8 +91,8 @@ def lstm_cell(
     b_hh: Tensor | None = None,
 ) -> Lowered:
     """A step of an LSTM: the next hidden state and the next state of the cell."""
-    if b_ih is None or b_hh is None or input.dim() != 2:
-        return "the kernels take a batch and biases"
+    if b_ih is None or b_hh is None or input.dim() != 2 or len(hx) != 2:
+        return "the kernels take a batch, two states and biases"
     return Call("lstm_cell", (input, hx[0], hx[1], w_ih, w_hh, b_ih, b_hh), {}, tuple)
 
 
