@@ -1,6 +1,7 @@
 """Shapes at the edges of an op's range: dims of 1 to 4, equal ones, long rows, and windows that are large."""
 
 import itertools
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,8 @@ LEAST_EQUAL, MOST_EQUAL = 2, 6  # least size that two have in common; workloads 
 EQUAL_TRIES = 12
 FEW_SIZES = 3  # if an op has more, the number of rows need not equal another
 EQUALS = (5, 6, 8, 12, 16, 24)
+QUOTIENTS, DIVISORS = (2, 3, 4), (2, 3, 4, 5)
+MANY_ELEMENTS = 256  # among fewer, an error of a few may not appear
 REACH = 17  # sizes below this are tried for a small one that follows from them
 RANK_OF_MATRICES = 2
 WIDE, WIDER = 128, 48  # added to the input of a window: more than any stride, and a multiple of many
@@ -108,7 +111,8 @@ def small_sizes(
         if pair not in left:
             continue
         left.discard(pair)
-        tries = following[pair] if pair in following else _with_small(op, rng.sample(near, len(near)), pair, free)
+        at = sorted(rng.sample(near, len(near)), key=lambda one: math.prod(op.shape(op.varied[0], one)) < MANY_ELEMENTS)
+        tries = following[pair] if pair in following else _with_small(op, at, pair, free)
         if workload := next(filter(fits, tries), None):
             for other in rng.sample(sorted(left), len(left)):
                 tried = with_sizes(workload, dict((other,)))
@@ -122,6 +126,39 @@ def small_sizes(
             exact = replace(workload, dtype=max(op.dtypes, key=lambda name: DTYPES[name].itemsize))
             found.append(exact if workload.parameters and fits(exact) else workload)  # parameters may matter little
     return tuple(found)
+
+
+def small_quotients(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
+    """Return workloads in which a size is 2, 3 and 4 times another that must divide it, unless a listed one has that.
+
+    Heads per group of heads are an example. The divisor is above one, as a single group hides where the next begins.
+    """
+    near = sorted(listed_within(op, accepts, most_bytes), key=op.nbytes, reverse=True)
+    names = [name for name, _ in _every_size(op.listed[0]) if name in ranges_of(op.listed)]
+    found: list[Workload] = []
+    for over, under in itertools.permutations(names, 2):
+        sizes = [dict(_every_size(one)) for one in op.listed]
+        if not all(one[under] > 0 == one[over] % one[under] for one in sizes) or not _must_divide(op, over, under):
+            continue
+        known = {one[over] // one[under] for one in sizes if one[under] > 1}
+        for quotient in sorted(set(QUOTIENTS) - known):
+            tries = (with_sizes(one, {over: quotient * least, under: least}) for one in near for least in DIVISORS)
+            found += itertools.islice((one for one in tries if _fits(op, one, accepts, most_bytes)), 1)
+    return tuple(dict.fromkeys(found))
+
+
+def _must_divide(op: Op, over: str, under: str) -> bool:
+    """Return whether one more of a size is not valid, but one divisor more is, at every listed workload."""
+    several = [(one, dict(_every_size(one))) for one in op.listed if dict(_every_size(one))[under] > 1]
+    grown = [
+        [op.is_valid(with_sizes(one, {over: sizes[over] + more})) for more in (1, sizes[under])]
+        for one, sizes in several
+    ]
+    return bool(grown) and all(valid == [False, True] for valid in grown)
+
+
+def _fits(op: Op, tried: Workload, accepts: Callable[[Workload], bool], most_bytes: int) -> bool:
+    return op.is_valid(tried) and op.nbytes(tried) <= most_bytes and accepts(tried)
 
 
 def equal_sizes(

@@ -20,6 +20,7 @@ from reference_ops.edges import (
     equal_sizes,
     long_rows,
     overlapping_windows,
+    small_quotients,
     small_sizes,
     windows_past_borders,
 )
@@ -125,6 +126,7 @@ class Compilation(Generic[P]):
         rows = long_rows(op, accepts, rng, policy.stretched_bytes)
         edges = small_sizes(op, accepts, rng, policy.held_out_bytes)
         edges += equal_sizes(op, accepts, rng, policy.held_out_bytes)
+        edges += small_quotients(op, accepts, policy.held_out_bytes)
         edges += powers_of_two(op, accepts_long, policy.held_out_bytes)
         edges += beyond_listed(op, accepts, policy.held_out_bytes)
         if policy.edge_shapes is not None and not confirm:

@@ -15,6 +15,7 @@ from reference_ops.edges import (
     equal_sizes,
     long_rows,
     overlapping_windows,
+    small_quotients,
     small_sizes,
     windows_past_borders,
 )
@@ -294,3 +295,16 @@ def test_a_term_vanishes_where_a_parameter_is_zero_or_one_and_no_listed_one_is()
     assert not has_vanishing_term(slope, at(slope, negative_slope=10.0))
     assert not has_vanishing_term(slope, slope.emulated[0])
     assert not has_vanishing_term(eps, at(eps, eps=0.0))
+
+
+def test_a_size_is_a_small_multiple_of_several_others_that_must_divide_it() -> None:
+    op = catalog.load("decode_attention")
+    groups = {
+        (known["heads"] // known["kv_heads"], known["kv_heads"] > 1)
+        for known in map(op.sizes, (*op.listed, *small_quotients(op, lambda _: True, 2**18)))
+    }
+    assert groups >= {(2, True), (3, True), (4, True)}
+
+
+def test_sizes_that_need_not_divide_each_other_get_no_quotients() -> None:
+    assert small_quotients(catalog.load("softmax"), lambda _: True, 2**18) == ()
