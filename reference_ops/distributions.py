@@ -297,7 +297,8 @@ def _scatter(tensor: torch.Tensor, values: torch.Tensor, generator: torch.Genera
     """Write the values to random places of at least two rows of the first dim.
 
     In about half of these rows this is the last place, which kernels may treat differently. The last row is among them,
-    except in half of the draws of a few rows, because it has the value in every tensor, where one hides the other.
+    except in half of the draws of a few rows, because it has the value in every tensor, where one hides the other. In
+    half of those draws it has the value at the first place, from where a running result must carry it to the end.
     """
     rows = tensor.view(len(tensor) if tensor.ndim else 1, -1)
     last = rows.shape[1] - 1
@@ -306,6 +307,8 @@ def _scatter(tensor: torch.Tensor, values: torch.Tensor, generator: torch.Genera
     places[torch.rand((len(rows), 1), generator=generator, device=tensor.device) < SHARE_AT_THE_END] = last
     if len(rows) > FEW_ROWS or generator.initial_seed() % 2:
         places[-1], chosen[-1] = last, True
+    elif generator.initial_seed() % 4:
+        places[-1], chosen[-1] = 0, True
     rows.scatter_(1, places, torch.where(chosen, values.to(tensor.dtype).reshape(-1, 1), rows.gather(1, places)))
 
 

@@ -43,7 +43,8 @@ EXTREMES_AT_ONCE = 2  # at a declared workload whose rows depend on each other
 ROWS_WITH_TAILS = 4  # enough for two inputs to have NaN in rows of their own, beside others
 SMALL_BYTES = 2**22  # of a workload at which every extreme is checked
 SLOWER = "note: another setting of its knobs is clearly faster everywhere, so this one was checked in few calls alone"
-OF_A_SINGLE_ROW = (LARGE, SHIFTED, "far_below", "masked", NAN, INFINITE, MINUS_INF, CLASHING)
+# NaN thrice: at the end of a row, at its beginning, or between.
+OF_A_SINGLE_ROW = (LARGE, SHIFTED, "far_below", "masked", NAN, NAN, NAN, INFINITE, MINUS_INF, CLASHING)
 Pair = tuple[Workload, Program]
 
 
@@ -243,14 +244,15 @@ def _has_tails(op: Op, workload: Workload) -> bool:
 
 
 def check_once(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
-    """Check edges on normal inputs, long rows on all distributions, and one row on those that others could hide.
+    """Check edges on normal inputs, long rows on all distributions and NaN, one row on those that others could hide.
 
     Where a term vanishes, also check on inputs that are not finite, whose product with zero is NaN. Where a size is 1,
     a special case in many kernels, also check on a few extremes.
     """
     for workload, program in programs.long:
         alone = [name for name in OF_A_SINGLE_ROW if name in (*op.values, *op.extremes)]
-        inspector.check_on(program, op, workload, alone if op.shape(op.varied[0], workload)[0] == 1 else (MIXED,))
+        several = (MIXED, *[NAN for name in op.extremes if name == NAN])
+        inspector.check_on(program, op, workload, alone if op.shape(op.varied[0], workload)[0] == 1 else several)
     not_finite = [name for name in (NAN, INFINITE, NAN_IN_WEIGHTS) if name in (*op.extremes, *op.arrangements)]
     for workload, program in programs.once:
         names = (NORMAL, *not_finite) if has_vanishing_term(op, workload) else (NORMAL,)

@@ -152,9 +152,9 @@ def once(op: Op) -> dict[str, set[str]]:
     return {place.key: {one.values for one in checks if one.workload == place.key} for place in (*ROWS, *EDGES)}
 
 
-def test_long_rows_have_every_distribution_and_a_single_row_the_extremes_that_others_could_hide() -> None:
+def test_long_rows_have_every_distribution_and_nan_and_a_single_row_the_extremes_that_others_could_hide() -> None:
     many, single = (once(OP)[place.key] for place in ROWS)
-    assert many == {NORMAL, *OP.values}
+    assert many == {NORMAL, *OP.values, NAN}
     assert single >= {LARGE, NAN, INFINITE, MINUS_INF}
 
 
