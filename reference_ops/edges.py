@@ -48,7 +48,7 @@ def windows_past_borders(op: Op, accepts: Callable[[Workload], bool], most_bytes
         for larger in range(STEPS_UP):
             grown = {window: sizes[window] + larger for window, _ in moves}
             tried = with_sizes(one, {**grown, **{over: grown[window] - 1 for window, over in moves}})
-            if min(grown.values()) > 1 and op.is_valid(tried) and op.nbytes(tried) <= most_bytes and accepts(tried):
+            if min(grown.values()) > 1 and op.fits(tried, most_bytes) and accepts(tried):
                 return (tried,)
     return ()
 
@@ -70,7 +70,7 @@ def overlapping_windows(op: Op, accepts: Callable[[Workload], bool], most_bytes:
         for share in MORE if 0 < len(windows) < len(parameters) else ():
             larger = {name: ranges[name][1] + ranges[name][1] // share + 1 for name in windows}
             tried = with_sizes(one, {**least, **larger})
-            if op.is_valid(tried) and op.nbytes(tried) <= most_bytes and accepts(tried):
+            if op.fits(tried, most_bytes) and accepts(tried):
                 return (tried,)
     return ()
 
@@ -104,7 +104,7 @@ def small_sizes(
     following = _following(op, rng.sample(near, len(near)), {pair for pair in left if pair[0] not in given}, free)
 
     def fits(tried: Workload) -> bool:
-        return op.is_valid(tried) and op.nbytes(tried) <= most_bytes and accepts(tried)
+        return op.fits(tried, most_bytes) and accepts(tried)
 
     found: list[Workload] = []
     for pair in rng.sample(sorted(left), len(left)):
@@ -143,7 +143,7 @@ def small_quotients(op: Op, accepts: Callable[[Workload], bool], most_bytes: int
         known = {one[over] // one[under] for one in sizes if one[under] > 1}
         for quotient in sorted(set(QUOTIENTS) - known):
             tries = (with_sizes(one, {over: quotient * least, under: least}) for one in near for least in DIVISORS)
-            found += itertools.islice((one for one in tries if _fits(op, one, accepts, most_bytes)), 1)
+            found += itertools.islice((one for one in tries if op.fits(one, most_bytes) and accepts(one)), 1)
     return tuple(dict.fromkeys(found))
 
 
@@ -155,10 +155,6 @@ def _must_divide(op: Op, over: str, under: str) -> bool:
         for one, sizes in several
     ]
     return bool(grown) and all(valid == [False, True] for valid in grown)
-
-
-def _fits(op: Op, tried: Workload, accepts: Callable[[Workload], bool], most_bytes: int) -> bool:
-    return op.is_valid(tried) and op.nbytes(tried) <= most_bytes and accepts(tried)
 
 
 def equal_sizes(
@@ -185,7 +181,7 @@ def equal_sizes(
         for pair in rng.sample(sorted(left), len(left)):
             tries = _with_equal(workload, pair, fixed, _common(ranges, pair), rng)
             alike = (one for one in tries if _alike(one, names) <= most)
-            fitting = (one for one in alike if op.is_valid(one) and op.nbytes(one) <= most_bytes and accepts(one))
+            fitting = (one for one in alike if op.fits(one, most_bytes) and accepts(one))
             if equal := next(fitting, None):
                 workload = equal
                 fixed.update(pair)
@@ -226,7 +222,7 @@ def long_rows(op: Op, accepts: Callable[[Workload], bool], rng: random.Random, m
 
     def with_dtype(dtype: str, rows: int) -> Iterator[Workload]:
         tries = (with_rows(op, replace(one, dtype=dtype), rows) for one in longest)
-        fitting = (one for one in tries if op.is_valid(one) and op.nbytes(one) <= most_bytes and accepts(one))
+        fitting = (one for one in tries if op.fits(one, most_bytes) and accepts(one))
         return itertools.islice(fitting, 1)
 
     many = (with_dtype(dtype, 1 + len(op.values)) for dtype in op.dtypes)

@@ -361,6 +361,10 @@ class Op:
         positive = all(size > 0 for tensor in (*self.inputs, *self.outputs) for size in tensor.shape(sizes))
         return positive and (self.valid is None or bool(self.valid({**sizes, **dict(workload.parameters)})))
 
+    def fits(self, workload: Workload, most_bytes: int) -> bool:
+        """Return whether the op is defined at this workload, and its tensors take at most so many bytes."""
+        return self.is_valid(workload) and self.nbytes(workload) <= most_bytes
+
     def call(self, inputs: Tensors, workload: Workload) -> "tuple[torch.Tensor, ...]":
         """Return the reference's outputs, in order."""
         return _as_tuple(self.reference(*inputs.values(), **dict(workload.parameters)))

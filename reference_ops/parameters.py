@@ -87,8 +87,7 @@ def far_apart(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> t
             for steps in range(STEPS_UP)
             for one in near
             if (tried := with_sizes(one, {name: ranges[name][1], **{at: ranges[at][0] + steps for at in others}}))
-            and op.is_valid(tried)
-            and op.nbytes(tried) <= most_bytes
+            and op.fits(tried, most_bytes)
             and accepts(tried)
         )
         found += itertools.islice(tries, 1)
@@ -122,7 +121,7 @@ def crossed_parameters(
             replace(one, parameters=tuple((name, changed.get(name, value)) for name, value in one.parameters))
             for one in at
         )
-        fitting = (one for one in tries if op.is_valid(one) and op.nbytes(one) <= most_bytes and accepts(one))
+        fitting = (one for one in tries if op.fits(one, most_bytes) and accepts(one))
         found += itertools.islice(fitting, 1)
     return tuple(dict.fromkeys(found))
 
@@ -138,7 +137,7 @@ def beyond_listed(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) 
     greatest = {name: max(-least, most) for name, (least, most) in own.items()}  # -100 is no class, but 201 is
 
     def fits(tried: Workload) -> bool:
-        return op.is_valid(tried) and op.nbytes(tried) <= most_bytes and accepts(tried)
+        return op.fits(tried, most_bytes) and accepts(tried)
 
     def first(names: Iterable[str]) -> list[Workload]:
         return list(itertools.islice(filter(fits, _with_greater(op, {name: greatest[name] for name in names})), 1))

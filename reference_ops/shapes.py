@@ -121,7 +121,7 @@ def _with_planes(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -
         *leading, depth, height, width = names
         sizes = {**dict.fromkeys(leading, 1), depth: 2, height: EDGE_OF_PLANES, width: EDGE_OF_PLANES}
         tries = (with_sizes(near, sizes) for near in (*op.emulated, *op.awkward))
-        fitting = [one for one in tries if op.is_valid(one) and op.nbytes(one) <= most_bytes and accepts(one)]
+        fitting = [one for one in tries if op.fits(one, most_bytes) and accepts(one)]
         yield from sorted(fitting, key=lambda one: -DTYPES[one.dtype].itemsize)[:1]
 
 
@@ -156,7 +156,7 @@ def _halved(
     left = dict(sizes)
     while max(left.values()) > 1:
         tried = with_sizes(near, left)
-        if op.is_valid(tried) and op.nbytes(tried) <= most_bytes and accepts(tried):
+        if op.fits(tried, most_bytes) and accepts(tried):
             return tried
         left[max(left, key=left.__getitem__)] //= 2
     return None

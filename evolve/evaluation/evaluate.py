@@ -251,7 +251,7 @@ def check_once(programs: Compiled[Program], op: Op, inspector: Inspector) -> Non
     """
     for workload, program in programs.long:
         alone = [name for name in OF_A_SINGLE_ROW if name in (*op.values, *op.extremes)]
-        several = (MIXED, *[NAN for name in op.extremes if name == NAN])
+        several = (MIXED, NAN) if NAN in op.extremes else (MIXED,)
         inspector.check_on(program, op, workload, alone if op.shape(op.varied[0], workload)[0] == 1 else several)
     not_finite = [name for name in (NAN, INFINITE, NAN_IN_WEIGHTS) if name in (*op.extremes, *op.arrangements)]
     for workload, program in programs.once:
