@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from each import sampled
 from emulated_machine import EmulatedMachine, primitives
 from torch import Tensor
 from torch.nn import functional
 
 from evolve.export.families import forms
+from evolve.export.template.checks import drawn
 from evolve.export.template.comparing import close
+from evolve.export.template.drawn import copied, tensors
 from evolve.export.template.functions import Function
 from evolve.export.template.unrolled import guards_tell
 
@@ -54,6 +57,24 @@ def test_a_known_call_gets_the_dtype_of_the_current_autocast(tmp_path: Path) -> 
         close(got, expected, got.dtype)
         planned.append(len(machine.planned_launches) - before)
     assert planned == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("name", sampled(sorted(FORMS), quick=["softmax", "mv", "affine_grid", "lstm_cell"]))
+@pytest.mark.parametrize("to", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_each_function_gives_the_dtypes_that_pytorch_gives(tmp_path: Path, name: str, to: torch.dtype) -> None:
+    machine = EmulatedMachine(by_reference=True)
+    function = Function(FORMS[name], primitives(dict.fromkeys(FORMS[name].ops), tmp_path, machine))
+    for number in range(16):
+        given = drawn(function, number)[0]
+        found: list[list[torch.dtype | str]] = []
+        for called in (FORMS[name].pytorch, function):
+            own = copied(given)
+            with torch.no_grad(), torch.autocast("cpu", to):
+                try:
+                    found.append([x.dtype for x in tensors([called(*own.arguments, **own.named)])])
+                except (RuntimeError, TypeError) as error:
+                    found.append([str(error)])
+        assert found[0] == found[1], given
 
 
 def test_guards_are_tried_without_the_autocast_of_the_first_call() -> None:

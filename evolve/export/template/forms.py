@@ -19,7 +19,12 @@ INTEGER = str(int)
 CHANNELS_LAST = "the channels lie last in memory, and the kernels of this function do not leave them there"
 Arguments = tuple[Any, ...]
 RECURRENT = ("lstm", "gru", "rnn_tanh", "lstm_cell", "gru_cell")  # functions that layers call after making states
-LOW, FLOAT32, NOTHING = "low", "float32", "nothing"  # how autocast changes a function's tensors
+LOW, FLOAT32, NOTHING = "low", "float32", "nothing"  # how autocast changes a function's tensors on a GPU
+# Functions whose tensors autocast leaves as they are on a CPU.
+UNCHANGED_ON_CPU = frozenset(
+    ("cosine_similarity", "cumprod", "cumsum", "group_norm", "group_norm_silu", "gru_cell", "layer_norm", "log_softmax",
+     "lstm_cell", "masked_softmax", "mv", "softmax", "softplus", "sum")
+)  # fmt: skip
 
 
 class Call(NamedTuple):
@@ -54,6 +59,14 @@ class Form:
     result: str = "Tensor"  # type of the result
     own: bool = False  # of an op that PyTorch lacks
     parts: Callable[..., Parts | None] | None = None  # the calls of this function of which a call is composed
+
+    def autocast_to(self, device_type: str) -> torch.dtype | None:
+        """Return the dtype that autocast gives to arguments: float64 if it changes none, None if it is unknown."""
+        if device_type == "cpu" and self.name in UNCHANGED_ON_CPU:
+            return torch.float64
+        if self.autocast == LOW:
+            return torch.get_autocast_dtype(device_type)
+        return {FLOAT32: torch.float32, NOTHING: torch.float64}.get(self.autocast)
 
 
 class Scalars(NamedTuple):
@@ -93,6 +106,14 @@ def _misfit(name: str, taken: str, value: Any) -> str:
         return "no number"
     is_whole = taken == INTEGER or (name == "dim" and value is not None and not isinstance(value, list | tuple))
     return "" if not is_whole or isinstance(value, int) or hasattr(value, "__index__") else "no integer"
+
+
+def with_fixed_numbers(call: Call) -> Call:
+    """Return a call whose parameters are not open in a graph. PyTorch's own functions fix such numbers, too."""
+    if not any(isinstance(value, torch.SymFloat) for value in call.parameters.values()):
+        return call
+    fixed = {name: float(v) if isinstance(v, torch.SymFloat) else v for name, v in call.parameters.items()}
+    return call._replace(parameters=fixed)
 
 
 def first(outputs: tuple[Tensor, ...]) -> Tensor:

@@ -16,7 +16,7 @@ from torch.utils.dlpack import from_dlpack
 from evolve.export.template import choosing
 from evolve.export.template.deciding import Decision
 from evolve.export.template.dispatch import Explanation, Primitive
-from evolve.export.template.forms import FLOAT32, LOW, NOTHING, Call, Form, Parts, Scalars, cast, whole
+from evolve.export.template.forms import Call, Form, Parts, Scalars, cast, whole, with_fixed_numbers
 from evolve.export.template.learning import runnable
 from evolve.export.template.plans import (
     MOST_PLANS,
@@ -231,7 +231,7 @@ class Function:
         registry = self._registry
         calls: list[Call] | str = self._lowered(arguments, named) if registry else NOT_EXPORTED
         if registry and not isinstance(calls, str):
-            for call in calls:
+            for call in map(with_fixed_numbers, calls):
                 if self._defined(call.op) and registry.ask(call.op, call.views, call.parameters, call.after_bytes):
                     if told:
                         told("")
@@ -281,18 +281,12 @@ class Function:
         """Return the arguments that autocast makes of these, or say that they are not known."""
         if not torch.is_autocast_enabled(self._device_type):
             return arguments, named
-        to = self._autocast()
+        to = self.form.autocast_to(self._device_type)
         if to is None:
             return "autocast is on, and may choose another dtype"
         if to is torch.float64:
             return arguments, named
         return cast(arguments, to), {name: cast(value, to) for name, value in named.items()}
-
-    def _autocast(self) -> torch.dtype | None:
-        """Return the dtype that autocast gives to arguments: float64 if it changes none, None if it is unknown."""
-        if self.form.autocast == LOW:
-            return torch.get_autocast_dtype(self._device_type)
-        return {FLOAT32: torch.float32, NOTHING: torch.float64}.get(self.form.autocast)
 
 
 def _launched(primitive: Primitive, decision: Decision, parameters: Mapping[str, Number], *views: Tensor) -> Any:

@@ -368,5 +368,5 @@ FORMS = (
     *(_named(rank, "adaptive_avg_pool", _adaptive(rank)) for rank in RANKS),
     Form("interpolate", ("upsample_bilinear", "upsample_nearest"), interpolate, functional.interpolate),
     Form("grid_sample", ("grid_sample",), grid_sample, functional.grid_sample),
-    Form("affine_grid", ("affine_grid",), affine_grid, functional.affine_grid, NOTHING),
+    Form("affine_grid", ("affine_grid",), affine_grid, functional.affine_grid),
 )

@@ -1,5 +1,6 @@
 """Functions over one dim with PyTorch's signatures: softmax, sums, scans, extremes, sorting, norms."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ NO_DIM = "no dim is given"
 SCALAR = "the input has no dims"
 OTHER_DTYPE = "the result has another dtype than the input"
 SEVERAL = "it goes over several dims"
+BY_HEADS = 4  # dims of attention scores: batch, heads, queries, keys
 WITH_POSITIONS = 5  # bytes of the values alone: a position has two to four times as many bytes as a value
 
 
@@ -58,6 +60,43 @@ def softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = N
 def log_softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Lowered:
     """The logarithm of softmax along a dim."""
     return _mapped("log_softmax", input, dim, dtype)
+
+
+def masked_softmax(
+    x: Tensor,
+    mask: Tensor,
+    like: Tensor | None = None,
+    *,
+    dim: int | None,
+    scale: float,
+    value: float,
+    stays: bool,
+    within: torch.dtype | None,
+    to: torch.dtype | None,
+) -> Lowered:
+    """Softmax of `x` times `scale` along a dim, with `value` where the mask is true, or where it is not (`stays`).
+
+    It is computed in the dtype `within`, if any, and the result gets the dtype `to` or that of `like`.
+    """
+    if value != -math.inf:
+        return f"where all keys of a row are hidden by {value}, PyTorch's result is not NaN as the op's is"
+    if (to or (within if like is None else like.dtype) or x.dtype) is not x.dtype:
+        return OTHER_DTYPE
+    if not 2 <= x.dim() <= BY_HEADS or dim not in {-1, x.dim() - 1}:
+        return "the kernels take scores of two to four dims, along the last one"
+    pairs = zip(mask.shape[::-1], x.shape[::-1], strict=False)
+    if mask.dtype is not torch.bool or mask.dim() > x.dim() or any(size not in (1, of_x) for size, of_x in pairs):
+        return "the mask is not one of booleans for these scores"
+    hidden = (mask.logical_not() if stays else mask).expand(x.shape)
+    made_bytes = mask.numel() if stays else 0
+    if x.dim() < BY_HEADS:  # a single head
+        scores, hidden = x.reshape(-1, 1, *x.shape[-2:]), hidden.reshape(-1, *x.shape[-2:])
+    elif mask.dim() > 2 and mask.shape[-3] != 1:  # each head has its own mask: as if each were a batch
+        made_bytes += hidden.numel()
+        scores, hidden = x.flatten(0, 1).unsqueeze(1), hidden.flatten(0, 1)
+    else:
+        scores, hidden = x, hidden[:, 0]
+    return Call("masked_softmax", (scores, hidden), {"scale": scale}, lambda o: o[0].view(x.shape), made_bytes)
 
 
 def cumsum(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Lowered:

@@ -8,7 +8,7 @@ from torch import fx
 from torch.fx import Node
 
 from evolve.export.template.forms import Form
-from evolve.export.template.patterns import Match, Pattern
+from evolve.export.template.matching import Match, Pattern
 
 CHANGING = (operator.setitem, operator.iadd, operator.imul, operator.isub, operator.itruediv, operator.ipow)
 

@@ -5,7 +5,7 @@ the op's call, or says why the op would compute something else.
 """
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,50 +14,38 @@ from torch import Tensor
 from torch.fx import Node
 from torch.nn import functional
 
-from evolve.export.template.forms import FLOAT32, LOW, NOTHING, Call, Lowered, as_sizes, elementwise
+from evolve.export.template.attention_patterns import masked_scores, rotated, turned
+from evolve.export.template.epilogues import (
+    activated_convolution,
+    activated_linear,
+    batch_norm_and_relu,
+    group_norm_and_silu,
+)
+from evolve.export.template.forms import LOW, NOTHING, Call, Lowered, as_sizes, elementwise, first
 from evolve.export.template.functions_images import causal_conv1d
-from evolve.export.template.functions_matrix import rope, rotary_embedding
-from evolve.export.template.functions_normalization import batch_norm_relu, group_norm_silu, rms_norm
+from evolve.export.template.functions_normalization import rms_norm
+from evolve.export.template.matching import (
+    ADD,
+    DIVIDE,
+    MULTIPLY,
+    OF_CONV,
+    Match,
+    Pattern,
+    arguments,
+    calls,
+    either,
+    is_plain,
+    pair,
+    uncast,
+)
 
 OWN = "own"  # the dtype of the input itself
 HALVES = (torch.float16, torch.bfloat16)
-METHODS_OF_DTYPE = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16, "double": torch.float64}
-ADD = (operator.add, torch.add, "add")
-MULTIPLY = (operator.mul, torch.mul, torch.multiply, "mul", "multiply")
-DIVIDE = (operator.truediv, torch.div, "div")
 SQUARE, POWER = (torch.square, "square"), (operator.pow, torch.pow, "pow")
 RECIPROCAL_ROOT, ROOT = (torch.rsqrt, "rsqrt"), (torch.sqrt, "sqrt")
 MEAN = (torch.mean, "mean")
-NEGATE = (operator.neg, torch.neg, "neg")
-SPLIT = (torch.split, "split")
-RELU = (functional.relu, torch.relu, torch.relu_, functional.relu_, "relu", "relu_")
-# Names of the arguments after the first one, in order, for functions that models also call with names.
+OF_LAYER_NORM = ("input", "normalized_shape", "weight", "bias", "eps")
 OF_NORM = ("input", "normalized_shape", "weight", "eps")
-OF_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
-OF_GROUP_NORM = ("input", "num_groups", "weight", "bias", "eps")
-OF_CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-
-
-class Match(NamedTuple):
-    """A match: the calls that one op computes, those whose results are used, and the replacement's arguments."""
-
-    op: str
-    inside: tuple[Node, ...]
-    results: tuple[Node, ...]
-    given: tuple[Any, ...]
-    lower: Callable[..., Lowered]
-    autocast: str = ""
-
-
-Pattern = Callable[[Any], Match | None]
-
-
-class Cast(NamedTuple):
-    """A tensor whose dtype is changed: the dtypes, last one first, and the calls that change it."""
-
-    of: Any
-    dtypes: tuple[Any, ...]
-    calls: tuple[Node, ...]
 
 
 class Norm(NamedTuple):
@@ -68,58 +56,6 @@ class Norm(NamedTuple):
     eps: float
     dtypes: tuple[tuple[Any, ...], ...]  # of the input, of the factor of the weight, of the result, and of the weight
     inside: tuple[Node, ...]
-
-
-def calls(node: Any, targets: Sequence[Any]) -> bool:
-    """Return whether a node calls one of these functions, or of these methods by name."""
-    return isinstance(node, Node) and (
-        (node.op == "call_function" and any(node.target is one for one in targets if callable(one)))
-        or (node.op == "call_method" and node.target in [one for one in targets if isinstance(one, str)])
-    )
-
-
-def arguments(node: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Return a call's arguments by these names."""
-    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-
-
-def pair(node: Any, targets: Sequence[Any]) -> tuple[Any, Any] | None:
-    """Return the operands of a sum or product; None if the node is another operation."""
-    found = calls(node, targets) and len(node.args) == 2 and not node.kwargs
-    return (node.args[0], node.args[1]) if found else None
-
-
-def either(operands: tuple[Any, Any] | None) -> Iterator[tuple[Any, Any]]:
-    if operands:
-        yield operands
-        yield operands[::-1]
-
-
-def uncast(node: Any) -> Cast:
-    """Return a node before changes of its dtype."""
-    dtypes: list[Any] = []
-    found: list[Node] = []
-    while (dtype := _dtype_of(node)) is not None:
-        dtypes.append(dtype)
-        found += [node, *[one for one in node.args[1:] if calls(one, (getattr,))]]
-        node = node.args[0]
-    return Cast(node, tuple(dtypes), tuple(found))
-
-
-def _dtype_of(node: Any) -> Any:
-    """Return the dtype to which a call changes a tensor, or the tensor that has this dtype; None for any other call."""
-    if getattr(node, "op", "") != "call_method":
-        return None
-    if node.target in METHODS_OF_DTYPE and len(node.args) == 1 and not node.kwargs:
-        return METHODS_OF_DTYPE[node.target]
-    if node.target == "type_as" and len(node.args) == 2:
-        return node.args[1]
-    if node.target in {"to", "type"} and (given := (*node.args[1:], *node.kwargs.values())) and len(given) == 1:
-        if isinstance(given[0], torch.dtype):
-            return given[0]
-        if calls(given[0], (getattr,)) and given[0].args[1] == "dtype":  # as fx traces `x.dtype`
-            return given[0].args[0]
-    return None
 
 
 def norm(node: Any) -> Norm | None:
@@ -247,16 +183,67 @@ def _norm_of_sum(node: Any) -> Match | None:
     return Match("add_rms_norm", (found.x, *found.inside), (node, found.x), (*terms, found.weight), lower)
 
 
-def _gated(node: Any) -> Match | None:
-    for gate, up in either(pair(node, MULTIPLY)):
-        for op, function, lower in (("swiglu", functional.silu, swiglu), ("geglu", functional.gelu, geglu)):
-            if calls(gate, (function,)) and len(gate.args) == 1 and _is_plain(gate.kwargs) and isinstance(up, Node):
-                return Match(op, (gate, node), (node,), (gate.args[0], up), lower, NOTHING)
+def _norm_of_gated(node: Any) -> Match | None:
+    """Return the norm of a tensor times silu of another one, as in Mamba 2."""
+    found = norm(node)
+    dtypes = _all_resolved(found) if found else None
+    if not found or dtypes is None:
+        return None
+    for one, silu in either(pair(found.x, MULTIPLY)):
+        if not calls(silu, (functional.silu,)) or len(silu.args) != 1 or not is_plain(silu.kwargs):
+            continue
+        x, gate = uncast(one), uncast(silu.args[0])
+        of_product = _resolved(x.dtypes, x.of), _resolved(gate.dtypes, gate.of)
+        if None in of_product or not isinstance(x.of, Node) or not isinstance(gate.of, Node):
+            return None
+        inside = (found.x, silu, *x.calls, *gate.calls, *found.inside)
+        lower = partial(rms_norm_silu, eps=found.eps, dtypes=dtypes, of_product=of_product)
+        return Match("rms_norm_silu", inside, (node,), (x.of, gate.of, found.weight), lower)
     return None
 
 
-def _is_plain(named: Mapping[str, Any]) -> bool:
-    return all((name, value) in (("inplace", False), ("approximate", "none")) for name, value in named.items())
+def rms_norm_silu(
+    x: Tensor, gate: Tensor, weight: Tensor, *, eps: float, dtypes: Sequence[tuple[Any, ...]], of_product: Any
+) -> Lowered:
+    """The root mean square norm of `x` times silu of a gate, with changes of dtype between the steps."""
+    if x.shape != gate.shape or weight.shape != x.shape[-1:]:
+        return "the shapes differ"
+    if x.dtype != gate.dtype:
+        return "the dtypes differ"
+    if any(to not in {OWN, x.dtype, torch.float32} for some in of_product for to in some):
+        return "the product is computed in a narrower dtype"
+    wide = torch.float32 if torch.float32 in [to for some in of_product for to in some] else x.dtype
+    within = [(*dtypes[0], wide), *dtypes[1:]]
+    return _misfit_of_dtypes(x, weight, within) or Call("rms_norm_silu", (x, gate, weight), {"eps": eps}, first)
+
+
+def _layer_norm_of_sum(node: Any) -> Match | None:
+    given = arguments(node, OF_LAYER_NORM) if calls(node, (functional.layer_norm,)) else {}
+    terms = pair(given.get("input"), ADD)
+    rest = [given.get(name) for name in ("weight", "bias")]
+    if not terms or None in rest or not all(isinstance(one, Node) for one in terms):
+        return None
+    lower = partial(add_layer_norm, shape=tuple(given["normalized_shape"]), eps=given.get("eps", 1e-5))
+    return Match("add_layer_norm", (given["input"], node), (node, given["input"]), (*terms, *rest), lower)
+
+
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, *, shape: tuple[int, ...], eps: float
+) -> Lowered:
+    """A sum, and its layer norm."""
+    if x.shape != residual.shape or shape != x.shape[-1:] or not weight.shape == bias.shape == shape:
+        return "the shapes differ"
+    if len({one.dtype for one in (x, residual, weight, bias)}) > 1:
+        return "the dtypes differ"
+    return Call("add_layer_norm", (x, residual, weight, bias), {"eps": eps}, lambda outputs: outputs[:2])
+
+
+def _gated(node: Any) -> Match | None:
+    for gate, up in either(pair(node, MULTIPLY)):
+        for op, function, lower in (("swiglu", functional.silu, swiglu), ("geglu", functional.gelu, geglu)):
+            if calls(gate, (function,)) and len(gate.args) == 1 and is_plain(gate.kwargs) and isinstance(up, Node):
+                return Match(op, (gate, node), (node,), (gate.args[0], up), lower, NOTHING)
+    return None
 
 
 def _causal(node: Any) -> Match | None:
@@ -279,102 +266,8 @@ def _causal(node: Any) -> Match | None:
     return Match("causal_conv1d", (conv, node), (node,), read, lower, LOW)
 
 
-def _batch_norm_relu(node: Any) -> Match | None:
-    if not calls(node, RELU) or not calls(node.args[0], (functional.batch_norm,)):
-        return None
-    given = arguments(node.args[0], OF_BATCH_NORM)
-    tensors = [given.get(name) for name in OF_BATCH_NORM[:5]]
-    if given.get("training") is not True or None in tensors or not isinstance(given.get("momentum", 0.1), float):
-        return None
-    lower = partial(batch_norm_relu, momentum=given.get("momentum", 0.1), eps=given.get("eps", 1e-5))
-    return Match("batch_norm_relu", (node.args[0], node), (node,), tuple(tensors), lower, NOTHING)
-
-
-def _group_norm_silu(node: Any) -> Match | None:
-    if not calls(node, (functional.silu,)) or not calls(node.args[0], (functional.group_norm, torch.group_norm)):
-        return None
-    given = arguments(node.args[0], OF_GROUP_NORM)
-    tensors = [given.get(name) for name in ("input", "weight", "bias")]
-    if None in tensors:
-        return None
-    lower = partial(group_norm_silu, num_groups=given["num_groups"], eps=given.get("eps", 1e-5))
-    return Match("group_norm_silu", (node.args[0], node), (node,), tuple(tensors), lower, FLOAT32)
-
-
-def _rotated(node: Any) -> Match | None:
-    """Return a rotation of the halves of a tensor, as in rotary embeddings."""
-    ends = _joined(node)
-    if not ends or not (minus := pair(ends[0], (operator.sub, torch.sub))):
-        return None
-    plus = pair(ends[1], ADD)
-    for one, cos in either(pair(minus[0], MULTIPLY)):
-        for two, sin in either(pair(minus[1], MULTIPLY)):
-            halves = _halved(one, two)
-            if halves is None or not plus or not _are_products(plus, ((two, cos), (one, sin))):
-                continue
-            inside = (*halves.calls, *minus, *plus, *ends, node)
-            lower = partial(rope, half=halves.size)
-            return Match("rope", tuple(dict.fromkeys(inside)), (node,), (cos, sin, halves.of), lower, NOTHING)
-    return None
-
-
-def _turned(node: Any) -> Match | None:
-    """Return `x * cos + rotate_half(x) * sin`."""
-    for straight, turned in either(pair(node, ADD)):
-        for joined, sin in either(pair(turned, MULTIPLY)):
-            ends = _joined(joined)
-            if not ends or not calls(ends[0], NEGATE) or not (halves := _halved(ends[1], ends[0].args[0])):
-                continue
-            for x, cos in either(pair(straight, MULTIPLY)):
-                if x is halves.of:
-                    inside = (*halves.calls, ends[0], joined, straight, turned, node)
-                    lower = partial(rotary_embedding, half=halves.size)
-                    return Match("rotary_embedding", inside, (node,), (cos, sin, x), lower, NOTHING)
-    return None
-
-
-def _joined(node: Any) -> tuple[Any, Any] | None:
-    """Return the two nodes that one call joins along the last dim."""
-    given = arguments(node, ("tensors", "dim")) if calls(node, (torch.cat,)) else {}
-    tensors = given.get("tensors", ())
-    return (tensors[0], tensors[1]) if given.get("dim") == -1 and len(tensors) == 2 else None
-
-
-class Halves(NamedTuple):
-    """A tensor of which two nodes are the first and the second half, if the first has this size, and their calls."""
-
-    of: Any
-    size: int | None  # None where the halves have equal sizes of any value
-    calls: tuple[Node, ...]
-
-
-def _halved(one: Any, other: Any) -> Halves | None:
-    if not (calls(one, (operator.getitem,)) and calls(other, (operator.getitem,))):
-        return None
-    whole, at = one.args[0], (one.args[1], other.args[1])
-    if other.args[0] is not whole:
-        return None
-    if at == (0, 1):
-        given = arguments(whole, ("input", "size", "dim")) if calls(whole, (torch.chunk, "chunk", *SPLIT)) else {}
-        is_half = given.get("size") == 2 if calls(whole, (torch.chunk, "chunk")) else isinstance(given.get("size"), int)
-        size = given["size"] if calls(whole, SPLIT) else None
-        return Halves(given["input"], size, (one, other, whole)) if is_half and given.get("dim") == -1 else None
-    cuts = [cut[1] for cut in at if isinstance(cut, tuple) and len(cut) == 2 and cut[0] is Ellipsis]
-    low, high = cuts if len(cuts) == 2 else (None, None)
-    if not isinstance(low, slice) or not isinstance(high, slice) or not isinstance(low.stop, int):
-        return None
-    is_cut = (low.start in {None, 0}, low.step, high.start, high.stop, high.step) == (True, None, low.stop, None, None)
-    return Halves(whole, low.stop, (one, other)) if is_cut else None
-
-
-def _are_products(terms: tuple[Any, Any], factors: tuple[tuple[Any, Any], ...]) -> bool:
-    """Return whether two terms are the products of these pairs, in any order."""
-    found = [{*(pair(term, MULTIPLY) or ())} for term in terms]
-    wanted = [{*one} for one in factors]
-    return found in (wanted, wanted[::-1])
-
-
 # Patterns of more calls come first, because the alternative of a match may match a later pattern.
 PATTERNS: tuple[Pattern, ...] = (
-    _norm_of_sum, written_out_norm, _gated, _causal, _batch_norm_relu, _group_norm_silu, _rotated, _turned,
+    _norm_of_gated, _norm_of_sum, _layer_norm_of_sum, written_out_norm, _gated, masked_scores, _causal,
+    activated_convolution, activated_linear, batch_norm_and_relu, group_norm_and_silu, rotated, turned,
 )  # fmt: skip

@@ -13,7 +13,8 @@ from torch.overrides import TorchFunctionMode
 
 from evolve.export.template.functions import ELSEWHERE, Function
 from evolve.export.template.fusing import form_of, found_in, replace
-from evolve.export.template.patterns import PATTERNS, Pattern
+from evolve.export.template.matching import Pattern
+from evolve.export.template.patterns import PATTERNS
 
 Torch = Callable[..., Any]
 NO_GRAPH = (

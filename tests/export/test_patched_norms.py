@@ -1,0 +1,112 @@
+"""Norms that a model defines itself, which `patch` exchanges like layers of torch.nn."""
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+from emulated_machine import EmulatedMachine, primitives
+from graph_passes import trained
+from torch import Tensor, nn
+from written_norms import WIDTH, DividedNorm, LlamaNorm, MetaNorm
+
+from evolve.export.families import forms
+from evolve.export.template.functions import Functions
+from evolve.export.template.layers import WrittenOut, patch, unpatch
+
+OPS = ("rms_norm", "rms_norm_backward")
+ROWS = (2, 5, WIDTH)
+
+
+@pytest.fixture(scope="module")
+def machine() -> EmulatedMachine:
+    return EmulatedMachine(by_reference=True)
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory, machine: EmulatedMachine) -> Functions:
+    ops = primitives(OPS, tmp_path_factory.mktemp("kernels"), machine)
+    return Functions([form for form in forms() if {*form.ops} & {*ops}], ops, "patched_norms")
+
+
+@pytest.fixture(autouse=True)
+def forgotten(machine: EmulatedMachine) -> Iterator[None]:
+    machine.launched.clear()
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+class Doubled(LlamaNorm):
+    """More than a norm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Biased(LlamaNorm):
+    """A norm of a value that is not its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + 1)
+
+
+class Training(LlamaNorm):
+    """A norm in training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if self.training else x
+
+
+class Branching(LlamaNorm):
+    """A norm that branches on its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if x.sum() > 0 else x
+
+
+@pytest.mark.parametrize("kind", [LlamaNorm, MetaNorm, DividedNorm])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_norm_that_a_model_writes_out_is_patched(
+    known: Functions, machine: EmulatedMachine, kind: type[LlamaNorm], dtype: torch.dtype
+) -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH, dtype=dtype), kind(dtype), kind(dtype))
+    other, x = copy.deepcopy(model), torch.randn(ROWS, dtype=dtype)
+    report = patch(model, {}, WrittenOut(known))
+    assert (report.replaced, report.left) == (("1", "2"), (("0", "the package has no Linear"),))
+    assert isinstance(model[1], kind)
+    torch.testing.assert_close(trained(model, model, x), trained(other, other, x), rtol=2e-2, atol=2e-2)
+    assert len(machine.launched) == 2
+    copy.deepcopy(model)(x)
+    assert unpatch(model, {}) == ("1", "2")
+    assert type(model[1]) is kind
+
+
+@pytest.mark.parametrize("kind", [Doubled, Biased, Training, Branching])
+def test_a_layer_that_is_more_than_a_norm_is_left(known: Functions, kind: type[LlamaNorm]) -> None:
+    model = nn.Sequential(kind())
+    assert patch(model, {}, WrittenOut(known)).left == (("0", f"the package has no {kind.__name__}"),)
+    assert type(model[0]) is kind
+
+
+def test_patched_norms_with_other_constants_differ(known: Functions) -> None:
+    class Norm(LlamaNorm):
+        def __init__(self, eps: float) -> None:
+            super().__init__()
+            self.variance_epsilon = eps
+
+    model = nn.Sequential(Norm(1e-6), Norm(1.0))
+    x = torch.randn(ROWS)
+    expected = model(x)
+    assert patch(model, {}, WrittenOut(known)).replaced == ("0", "1")
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_a_patched_norm_is_compiled_in_one_graph(known: Functions, machine: EmulatedMachine) -> None:
+    model = LlamaNorm()
+    x = torch.randn(ROWS)
+    expected = model(x)
+    patch(model, {}, WrittenOut(known))
+    torch.testing.assert_close(torch.compile(model, backend="aot_eager", fullgraph=True)(hidden=x), expected)
+    assert len(machine.launched) == 1
