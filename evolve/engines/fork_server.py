@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # Modules that all workers need, and modules that PyTorch and NumPy import only on first use.
 PRELOADED = ("evolve.engines.worker", "numpy.random", "numpy.ma")
 TORCH_COMPILER = "torch._dynamo"  # takes seconds to import, so the first workers do not wait for it
+TRACING = "sympy"  # PyTorch imports it to trace a task. Compilers share it; the evaluators do not wait for it.
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 TICK_SECONDS = 1.0
 REQUEST_BYTES, CHANNELS_AT_ONCE = 2**16, 64
@@ -100,7 +101,7 @@ class _ForkServer:
 
     def _handle_requests(self) -> bool:
         """Handle requests; return False if the engine has closed the connection. Each `Fork` comes with a channel."""
-        from evolve.engines.messages import Fork, Kill, decode
+        from evolve.engines.messages import Fork, Kill, Role, decode
 
         try:
             data, channels, _, _ = socket.recv_fds(self._control, REQUEST_BYTES, CHANNELS_AT_ONCE)
@@ -113,6 +114,8 @@ class _ForkServer:
         for line in lines:
             match decode(line):
                 case Fork() as fork:
+                    if fork.role is Role.COMPILER:
+                        import_module(TRACING)
                     self._fork(fork, self._channels.pop(0))
                 case Kill(number=number):
                     self._kill_worker(number)

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,6 +27,7 @@ from evolve.devices.device import CompileResult, Device, RejectedError
 from evolve.devices.device_errors import gpu_fault, out_of_memory
 from evolve.devices.turns import FOLDER, Turns, folder_of_card
 from evolve.engines import sandbox
+from evolve.engines.fork_server import TRACING
 from evolve.engines.messages import (
     WAITING,
     Assignment,
@@ -215,6 +217,8 @@ def _evaluate(device_kind: str, fork: Fork, requests: Iterator[Request], project
     info = _measured(device, turns)
     sandbox.enter(_bounds(device_kind, fork, project))
     send(Ready(info))
+    if policy_of(device_kind).most_compilers:
+        import_module(TRACING)  # while the first kernel is compiled
 
     def watch(phase: str) -> None:
         if turns:

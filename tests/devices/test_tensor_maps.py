@@ -95,9 +95,9 @@ def tile_of(x: torch.Tensor, high: int, wide: int, start: tuple[int, int]) -> to
     ("dtype", "high", "wide", "start"),
     [
         (torch.float32, 8, 16, (0, 0)),
-        (torch.bfloat16, 5, 24, (3, 7)),
-        (torch.uint8, 4, 32, (-2, -5)),  # there are zeros before the first row and column,
-        (torch.float32, 8, 32, (30, 30)),  # and beyond the last
+        (torch.bfloat16, 5, 24, (3, 8)),
+        (torch.uint8, 4, 32, (-2, -16)),  # there are zeros before the first row and column,
+        (torch.float32, 8, 32, (30, 28)),  # and beyond the last
     ],
 )
 def test_a_tile_is_copied_row_by_row_with_zeros_beyond_the_tensor(
@@ -188,6 +188,7 @@ def device() -> EmulatedDevice:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
+        ("&x_map, 0, 0", "&x_map, 7, 0", "begins at index 7 of its innermost dim"),
         (
             "expect(&full, sizeof(tile))",
             "expect(&full, 2 * sizeof(tile))",
