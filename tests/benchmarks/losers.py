@@ -116,11 +116,15 @@ def _on_this_machine(op: str, kernels: Sequence[Kernel], most: int, device: str)
         right = [kernel for kernel in settings if kernel.id in passed]
         bars = {workload: min(times) for workload, times in _times(full).items()}
         cheap_s, cheap = _evaluated(engine, locator, right, bars)
+        lost = {evaluation.kernel_id for evaluation in cheap if all(one.coarse for one in evaluation.measurements)}
+        losers = [kernel for kernel in right if kernel.id in lost]
+        losers_s, _ = _evaluated(engine, locator, losers, bars)
     finally:
         engine.close()
     outcomes = dict(Counter(str(evaluation.outcome) for evaluation in full))
     print(f"{op} on {full[0].device.name}: {len(settings)} kernels, {outcomes}")
     print(f"right kernels a second: in full {len(right) / full_s:.1f}, with bars {len(right) / cheap_s:.1f}")
+    print(f"kernels a second that are no contender anywhere: {len(losers) / losers_s:.1f} ({len(losers)} kernels)")
     for workload in bars:
         _print_ranking(workload, *(_measured(found, workload) for found in (full, cheap)))
     print(f"the first kernel took {first_s:.1f} s, the same again {again_s:.2f} s")
