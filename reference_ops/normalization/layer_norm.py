@@ -37,14 +37,14 @@ def as_called(
 def layer_norm_backward(
     grad_out: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    given = (grad_out, x, weight)
     if rounds_statistics(x):
-        given = (grad_out.float(), x.float(), weight.float())
-    grad, value, gain = given
+        wide = layer_norm_backward(grad_out.float(), x.float(), mean, rstd, weight.float())
+        grad_x, grad_weight, grad_bias = (gradient.to(x.dtype) for gradient in wide)
+        return grad_x, grad_weight, grad_bias
     statistics = (mean.unsqueeze(-1), rstd.unsqueeze(-1))
     # PyTorch only checks whether there is a bias, so the weight can take its place.
-    found = aten.native_layer_norm_backward(grad, value, gain.shape, *statistics, gain, gain, [True, True, True])
-    grad_x, grad_weight, grad_bias = (gradient.to(x.dtype) for gradient in found)
+    given = (grad_out, x, weight.shape, *statistics, weight, weight)
+    grad_x, grad_weight, grad_bias = aten.native_layer_norm_backward(*given, [True, True, True])
     return grad_x, grad_weight, grad_bias
 
 

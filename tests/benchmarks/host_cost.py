@@ -120,6 +120,7 @@ def main() -> None:
     parser.add_argument("functions", nargs="*", help="functions [default: all that PyTorch has, too]")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     given = parser.parse_args()
+    torch.set_num_threads(1)  # threads that wait for each other count as CPU time
     machine: Machine = Renamed() if given.device.startswith("cuda") else NoLaunches.pretended()
     print(f"host time per call in microseconds on {given.device}; of a forward that asks for gradients, and both ways")
     columns = f"{'PyTorch':>9}{'package':>9}{'ratio':>7}"

@@ -19,10 +19,10 @@ from evolve.export.template.comparing import close
 from evolve.export.template.dispatch import Primitive
 from evolve.export.template.drawn import copied, tensors
 from evolve.export.template.forms import Form
-from evolve.export.template.functions import ELSEWHERE, Function, Functions, own
+from evolve.export.template.functions import Function, Functions, own
 from evolve.export.template.options import options
 from evolve.export.template.recipes import RECIPES
-from evolve.export.template.unrolled import REFUSALS
+from evolve.export.template.unrolled import ELSEWHERE, REFUSALS
 from reference_ops import catalog
 
 CPU = torch.device("cpu")

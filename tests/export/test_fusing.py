@@ -14,14 +14,16 @@ from written_norms import WIDTH, DividedNorm, LlamaNorm, MetaNorm
 
 from evolve.export.families import forms
 from evolve.export.template.functions import Functions
+from evolve.export.template.patterns import OF_SEVERAL_CALLS
 
 OPS = (
-    "rms_norm", "add_rms_norm", "add_layer_norm", "layer_norm", "rms_norm_silu", "swiglu", "geglu", "silu", "gelu",
-    "causal_conv1d", "rope", "rotary_embedding", "topk",
+    "rms_norm", "add_rms_norm", "add_layer_norm", "layer_norm", "rms_norm_silu", "swiglu", "geglu", "silu", "mish",
+    "gelu", "causal_conv1d", "rope", "rotary_embedding", "topk",
 )  # fmt: skip
 BACKWARD = (
     "rms_norm_backward", "rms_norm_silu_backward", "add_layer_norm_backward", "swiglu_backward",
-    "causal_conv1d_backward_data", "causal_conv1d_backward_weight", "rotary_embedding_backward",
+    "silu_backward", "mish_backward", "causal_conv1d_backward_data", "causal_conv1d_backward_weight",
+    "rotary_embedding_backward",
 )  # fmt: skip
 CHANNELS, LENGTH = 6, 12
 ROWS = (2, 5, WIDTH)
@@ -91,6 +93,16 @@ class GatedNorm(LlamaNorm):
         variance = hidden.pow(2).mean(-1, keepdim=True)
         hidden = hidden * torch.rsqrt(variance + self.variance_epsilon)
         return self.weight * hidden.to(given.dtype)
+
+
+class Swish(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(x)
+
+
+class Mish(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(functional.softplus(x)) * x
 
 
 class Gated(nn.Module):
@@ -174,6 +186,8 @@ MODELS: dict[str, tuple[str, Callable[[], nn.Module], tuple[int, ...]]] = {
     "a sum and a layer norm": ("add_layer_norm", PostNorm, ROWS),
     "a sum that others read and a layer norm": ("add_layer_norm", PreNorm, ROWS),
     "a gated norm as in Mamba 2": ("rms_norm_silu", GatedNorm, (2, 5, 2 * WIDTH)),
+    "a tensor times its sigmoid": ("silu", Swish, ROWS),
+    "Mish": ("mish", Mish, ROWS),
     "SwiGLU": ("swiglu", lambda: Gated(functional.silu), ROWS),
     "GEGLU": ("geglu", lambda: Gated(functional.gelu), ROWS),
     "a causal convolution": ("causal_conv1d", Causal, (2, CHANNELS, LENGTH)),
@@ -199,6 +213,7 @@ def test_calls_that_one_op_computes_become_one_call(known: Functions, name: str)
     run, graph_pass = compiled(model, known)
     torch.testing.assert_close(trained(model, run, x), trained(other, other, x), rtol=1e-4, atol=1e-5)
     assert graph_pass.report.replaced[op] == 1, str(graph_pass)
+    assert op in {*OF_SEVERAL_CALLS, "rms_norm", "silu", "mish"}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

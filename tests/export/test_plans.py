@@ -102,6 +102,21 @@ def test_a_list_may_change_between_calls(tmp_path: Path) -> None:
     assert took == [False, True, True]
 
 
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"], ids=["by a kernel", "by PyTorch"])
+def test_tensors_in_a_tuple_are_recognised_and_compared(tmp_path: Path, device_type: str) -> None:
+    found = tried(tmp_path, "lstm_cell", machine=EmulatedMachine(device_type=device_type))
+    cell = torch.nn.LSTMCell(5, 6)
+    weights = (cell.weight_ih.data, cell.weight_hh.data, cell.bias_ih.data, cell.bias_hh.data)
+    x, h, c = torch.randn(3, 5), torch.randn(3, 6), torch.randn(3, 6)
+    recall = found.function.recall
+    found.planned(x, (h, c), *weights)
+    found.planned(x, (c.clone(), h), *weights)
+    assert recall((x, (c, h), *weights), {}) is not None
+    wide, strided = c.double(), torch.randn(6, 3).t()
+    for states in ([h, c], (h,), (h, c, c), (h, wide), (h, strided), (h, None), (h, h), h):
+        assert recall((x, states, *weights), {}) is None
+
+
 def test_a_nested_tensor_beside_a_plain_one_gets_pytorchs_error(tmp_path: Path) -> None:
     found = tried(tmp_path, "mse_loss")
     plain = torch.randn(2, 3)

@@ -112,6 +112,15 @@ def test_the_report_says_why_a_call_was_left(known: Known) -> None:
     assert "softmax: 1 calls by PyTorch, at first because nothing was measured at float64" in str(report)
 
 
+def test_the_report_of_a_block_says_in_one_line_that_several_calls_are_not_found(known: Known) -> None:
+    with enabled({**known, "swiglu": known["silu"]}) as report:
+        x = torch.randn(3, 32)
+        x * torch.sigmoid(x)
+    several = "such as x * sigmoid(x) and the ops swiglu: torch.compile with the package's `backend` finds these"
+    assert str(report).splitlines()[0] == "no call of a function that the package has"
+    assert several in str(report).splitlines()[1]
+
+
 def test_nothing_is_redirected_after_the_block(known: Known, machine: EmulatedMachine) -> None:
     with enabled(known):
         pass

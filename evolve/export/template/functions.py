@@ -32,10 +32,9 @@ from evolve.export.template.plans import (
     with_replaced,
 )
 from evolve.export.template.registering import Registry
-from evolve.export.template.unrolled import REFUSALS, Kinds, Run
+from evolve.export.template.unrolled import ELSEWHERE, REFUSALS, Kinds, Run, by_pytorch
 from reference_ops.op import Number, Op
 
-ELSEWHERE = object()  # PyTorch must run
 COUNTERS = frozenset(choosing.COUNTERS)  # a call with these is not made twice
 Given = tuple[tuple[Any, ...], Mapping[str, Any]]  # the arguments of a call
 NOT_EXPORTED = "the package has no kernel for it"
@@ -60,11 +59,6 @@ def unplanned(*_tensors: Tensor) -> Any:
     return None
 
 
-def by_pytorch(*_tensors: Tensor) -> Any:
-    """The plan of a call that PyTorch runs."""
-    return ELSEWHERE
-
-
 class Function:
     """A function of the package."""
 
@@ -79,6 +73,7 @@ class Function:
         self._plans: dict[Key | None, Run] = {}
         self._decided: dict[Key | None, tuple[int, Run]] = {}  # of calls that have no plan
         self._kinds = Kinds()
+        self._of_shapes, self._pytorch = self._kinds.known, form.pytorch
         self.recall = self._kinds.recall  # as `attempt`; returns None for a call of a kind that was not seen before
         self._uses_tf32 = any(one.op.tf32 for one in self.primitives.values())
         self._device_type = next((one.device_type for one in self.primitives.values()), "cuda")
@@ -86,14 +81,24 @@ class Function:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         if is_dynamo_compiling():
             return self.traced(arguments, named)
-        result = self.recall(arguments, named)
-        if result is None:
-            if torch.compiler.is_compiling():
-                return self.traced(arguments, named)
-            if arguments and _foreign(arguments[0]):
-                return _called_with_arrays(self, arguments, named)
-            result = self._attempt(arguments, named)
-        return self.form.pytorch(*arguments, **named) if result is ELSEWHERE else result
+        try:  # as in `recall`, without a call
+            known = self._of_shapes.get(arguments[0].shape, ())
+        except REFUSALS:
+            known = ()
+        for one in known:
+            result = one(arguments, named)
+            if result is not None:
+                return self._pytorch(*arguments, **named) if result is ELSEWHERE else result
+        return self._called(arguments, named)
+
+    def _called(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """Return the result of a call of a kind that was not seen before."""
+        if torch.compiler.is_compiling():
+            return self.traced(arguments, named)
+        if arguments and _foreign(arguments[0]):
+            return _called_with_arrays(self, arguments, named)
+        result = self._attempt(arguments, named)
+        return self._pytorch(*arguments, **named) if result is ELSEWHERE else result
 
     def attempt(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """Return the result by a kernel, or ELSEWHERE if PyTorch must run."""

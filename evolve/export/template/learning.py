@@ -5,7 +5,7 @@ Its backward, once made, becomes a plan as well.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import repeat
 from typing import Any
 
@@ -44,7 +44,7 @@ class Layout:
         order = tuple([own.index(dim) if dim in own else -1 for dim in read])
         return cls(shape, order) if sorted(order) == list(range(len(shape))) else None
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         return self.order == tuple(range(len(self.order)))
 
@@ -106,7 +106,7 @@ class Learning:
         outputs = [(place, self.layouts[name]) for name, place in step.places.items() if name in asked]
         given = tuple([one.of(every) for one in inputs])
         places = tuple([asked[name] for name in step.places if name in asked])
-        by_pytorch = partial(_by_pytorch, step, values, inputs, outputs)
+        by_pytorch = _by_pytorch(step, values, inputs, outputs, tuple(known.values()))
         if step.deciding is None:
             return Stepped(by_pytorch(*every), places, by_pytorch)
         decision = step.deciding.decision(given, values)
@@ -152,7 +152,9 @@ class Input:
     shape: Shape
 
     def of(self, every: Sequence[Tensor]) -> Tensor:
-        x = every[self.place]
+        return self.read(every[self.place])
+
+    def read(self, x: Tensor) -> Tensor:
         return x if self.layout.is_plain and x.shape == self.shape else self.layout.flattened(x, self.shape)
 
 
@@ -173,10 +175,33 @@ def _by_pytorch(
     parameters: Mapping[str, Number],
     inputs: Sequence[Input],
     outputs: Sequence[tuple[int, Layout]],
-    *every: Tensor,
-) -> tuple[Tensor, ...]:
-    written = step.pytorch(tuple([one.of(every) for one in inputs]), parameters)
-    return tuple([layout.restored(written[place]) for place, layout in outputs])
+    every: Sequence[Tensor],
+) -> Run:
+    """Return a function that runs a step by PyTorch for tensors like these, with as few operations as possible."""
+    values: dict[str, Any] = {"pytorch": step.op.baseline or step.op.reference, "restored": _restored}
+    values |= {"parameters": dict(parameters), "kind": Tensor}
+    read, written = [], []
+    for at, one in enumerate(inputs):
+        x = every[one.place]
+        values |= {f"in{at}": one, f"shape{at}": one.shape}
+        as_it_is = f"x{one.place}" if x.shape == one.shape else f"x{one.place}.view(shape{at})"
+        # Contiguous, because PyTorch's backward functions do not check that they are.
+        is_as_read = one.layout.is_plain and x.is_contiguous()
+        read.append(as_it_is if is_as_read else f"in{at}.read(x{one.place}).contiguous()")
+    for at, (place, layout) in enumerate(outputs):
+        values |= {f"layout{at}": layout, f"own{at}": layout.shape}
+        written.append(f"restored(layout{at}, own{at}, found[{place}])")
+    lines = [
+        f"def call({numbered('x', range(len(every)))}):",
+        f"    found = pytorch({''.join(f'{one}, ' for one in read)}**parameters)",
+        "    if type(found) is kind:\n            found = (found,)",
+        f"    return ({''.join(f'{one}, ' for one in written)})",
+    ]
+    return defined(lines, values)
+
+
+def _restored(layout: Layout, shape: Shape, x: Tensor) -> Tensor:
+    return x if layout.is_plain and x.shape == shape else layout.restored(x)
 
 
 def _captures(step: Step, grads: tuple[Gradient, ...]) -> bool:

@@ -44,6 +44,8 @@ HALVES = (torch.float16, torch.bfloat16)
 SQUARE, POWER = (torch.square, "square"), (operator.pow, torch.pow, "pow")
 RECIPROCAL_ROOT, ROOT = (torch.rsqrt, "rsqrt"), (torch.sqrt, "sqrt")
 MEAN = (torch.mean, "mean")
+SIGMOID = (torch.sigmoid, functional.sigmoid, "sigmoid")
+TANH = (torch.tanh, functional.tanh, "tanh")
 OF_LAYER_NORM = ("input", "normalized_shape", "weight", "bias", "eps")
 OF_NORM = ("input", "normalized_shape", "weight", "eps")
 
@@ -246,6 +248,17 @@ def _gated(node: Any) -> Match | None:
     return None
 
 
+def _smooth_gate(node: Any) -> Match | None:
+    """Return a tensor times its sigmoid, or times tanh of its softplus: silu and mish, written out."""
+    for x, gate in either(pair(node, MULTIPLY)):
+        if calls(gate, SIGMOID) and gate.args == (x,) and not gate.kwargs:
+            return Match("silu", (gate, node), (node,), (x,), partial(elementwise, "silu"), NOTHING)
+        soft: Any = gate.args[0] if calls(gate, TANH) and len(gate.args) == 1 and not gate.kwargs else None
+        if calls(soft, (functional.softplus,)) and soft.args == (x,) and not soft.kwargs:
+            return Match("mish", (soft, gate, node), (node,), (x,), partial(elementwise, "mish"), "")
+    return None
+
+
 def _causal(node: Any) -> Match | None:
     """Return a convolution of each channel that is padded at both ends, of which the first positions are kept."""
     if not calls(node, (operator.getitem,)) or not calls(node.args[0], (functional.conv1d,)):
@@ -266,8 +279,14 @@ def _causal(node: Any) -> Match | None:
     return Match("causal_conv1d", (conv, node), (node,), read, lower, LOW)
 
 
+# The ops that patterns find, and that are not also single calls of PyTorch.
+OF_SEVERAL_CALLS = (
+    "add_layer_norm", "add_rms_norm", "batch_norm_relu", "causal_conv1d", "conv2d_bias_gelu", "conv2d_bias_relu",
+    "conv2d_bias_silu", "geglu", "gemm_bias_gelu", "gemm_bias_relu", "group_norm_silu", "masked_softmax",
+    "rms_norm_silu", "rope", "rotary_embedding", "swiglu",
+)  # fmt: skip
 # Patterns of more calls come first, because the alternative of a match may match a later pattern.
 PATTERNS: tuple[Pattern, ...] = (
-    _norm_of_gated, _norm_of_sum, _layer_norm_of_sum, written_out_norm, _gated, masked_scores, _causal,
-    activated_convolution, activated_linear, batch_norm_and_relu, group_norm_and_silu, rotated, turned,
+    _norm_of_gated, _norm_of_sum, _layer_norm_of_sum, written_out_norm, _gated, _smooth_gate, masked_scores,
+    _causal, activated_convolution, activated_linear, batch_norm_and_relu, group_norm_and_silu, rotated, turned,
 )  # fmt: skip

@@ -11,15 +11,21 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
-from evolve.export.template.functions import ELSEWHERE, Function
+from evolve.export.template.functions import Function
 from evolve.export.template.fusing import form_of, found_in, replace
 from evolve.export.template.matching import Pattern
-from evolve.export.template.patterns import PATTERNS
+from evolve.export.template.patterns import OF_SEVERAL_CALLS, PATTERNS
+from evolve.export.template.unrolled import ELSEWHERE
 
 Torch = Callable[..., Any]
 NO_GRAPH = (
     "no graph was compiled yet; if the model ran, PyTorch traces nothing of it: it leaves a model whose forward calls "
     "nn.LSTM, nn.GRU or nn.RNN out of its graphs unless torch._dynamo.config.allow_rnn is True"
+)
+
+SINGLE = (
+    "single calls were redirected, not what a model writes in several, such as x * sigmoid(x){ops}: "
+    "torch.compile with the package's `backend` finds these, and `patch` layers and norms written out"
 )
 
 
@@ -30,11 +36,13 @@ class Redirected:
     replaced: Counter[str] = field(default_factory=Counter)
     left: Counter[str] = field(default_factory=Counter)
     reasons: dict[str, str] = field(default_factory=dict)
+    not_seen: str = ""  # what the redirection cannot find
 
     def __str__(self) -> str:
         ran = [f"{name}: {count} calls by kernels" for name, count in sorted(self.replaced.items())]
         left = [f"{name}: {n} calls by PyTorch, at first because {self.reasons[name]}" for name, n in self.left.items()]
-        return "\n".join([*ran, *left]) or "no call of a function that the package has"
+        found = [*ran, *left] or ["no call of a function that the package has"]
+        return "\n".join([*found, *([self.not_seen] if self.not_seen else [])])
 
 
 def by_torch(functions: Mapping[str, Function]) -> dict[Torch, Function]:
@@ -81,7 +89,9 @@ def enabled(functions: Mapping[str, Function]) -> Iterator[Redirected]:
 
     Yield a report of replaced and other calls.
     """
-    report = Redirected()
+    several = [name for name in OF_SEVERAL_CALLS if name in functions]
+    ops = f" and the ops {', '.join(several)}" if several else ""
+    report = Redirected(not_seen=SINGLE.format(ops=ops))
     with _Mode(functions, report):
         yield report
 

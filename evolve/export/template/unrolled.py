@@ -23,6 +23,7 @@ Recalled = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
 REFUSALS = (TypeError, AttributeError, IndexError, ValueError, RuntimeError, ArithmeticError)
 MOST_SHAPES, MOST_OF_SHAPE = 4096, 4  # forgotten kinds are looked up or decided again
 Shape = tuple[int, ...]
+ELSEWHERE = object()  # the result of a call that PyTorch must run
 PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype))
 SEVERAL = frozenset((list, tuple, torch.Size))
 
@@ -103,6 +104,11 @@ class Kinds:
             self.known[shape] = (one, *self.known.get(shape, ())[: MOST_OF_SHAPE - 1])
 
 
+def by_pytorch(*_tensors: Tensor) -> Any:
+    """The plan of a call that PyTorch runs."""
+    return ELSEWHERE
+
+
 @cache
 def _maker(lines: tuple[str, ...], names: tuple[str, ...]) -> Callable[..., Callable[..., Any]]:
     """Return a function that takes values for these names and returns the function `call` that the lines define."""
@@ -133,40 +139,55 @@ def recalled(
     argument is the same. Return None if the kind cannot be recognized in this way.
     """
     given = (*arguments, *named.values())
-    places = [at for at, x in enumerate(given) if type(x) is Tensor or type(x) is Parameter]
-    if not arguments or places[:1] != [0] or not guards_tell():
+    if not arguments or not _is_plain(arguments[0]) or not guards_tell():
         return None
-    if not all(at in places or _is_fixed(x) for at, x in enumerate(given)):
-        return None
-    values: dict[str, Any] = {"run": run, "alike": _alike, "check": _guard(tensors), "names": tuple(named)}
+    values: dict[str, Any] = {"alike": _alike, "check": _guard(tensors), "names": tuple(named)}
     values |= {f"n{at}": name for at, name in enumerate(named)}
-    conditions = []
+    read, opened, conditions = list[str](), list[str](), list[str]()
     for at, x in enumerate(given):
-        values[f"v{at}"] = type(x) if at in places else deepcopy(x)
-        if at not in places:
-            conditions.append(f"not ({f'x{at} is v{at} or ' if _is_constant(x) else ''}alike(x{at}, v{at}))")
+        if _is_plain(x):
+            read.append(f"x{at}")
+        elif type(x) in {tuple, list} and x and all(map(_is_plain, x)):
+            parts = [f"x{at}_{place}" for place in range(len(x))]
+            opened += [f"    if type(x{at}) is not v{at} or len(x{at}) != {len(x)}:", "        return None"]
+            opened.append(f"    {', '.join(parts)}, = x{at}")
+            values[f"v{at}"] = type(x)
+            read += parts
+        elif _is_fixed(x):
+            conditions.append(_differs(at, x, values))
+        else:
+            return None
+    for place, (name, x) in enumerate(zip(read, tensors, strict=True)):
         # a nested tensor, which would end the process in the guard; it had no shape when the kind was looked up
-        elif at:
-            conditions.append(f"type(x{at}) is not v{at} or x{at}.is_nested")
-    others = _other_modes(values, tensors, uses_tf32=uses_tf32)
-    read = numbered("x", places)
+        if place:
+            values[f"kind{place}"] = type(x)
+            conditions.append(f"type({name}) is not kind{place} or {name}.is_nested")
+    others = _other_modes(values, tensors, uses_tf32=uses_tf32, by_kernel=run is not by_pytorch)
+    every = ", ".join(read)
+    values |= {"elsewhere": ELSEWHERE} if run is by_pytorch else {"run": run}
     lines = [
         "def call(arguments, named):",
         f"    if len(arguments) != {len(arguments)} or {'tuple(named) != names' if named else 'named'}:",
         "        return None",
         f"    {numbered('x', range(len(arguments)))}= arguments",
         *[f"    x{len(arguments) + at} = named[n{at}]" for at in range(len(named))],
-        f"    if {' or '.join([*conditions, f'not check({read})', *others])}:",
+        *opened,
+        f"    if {' or '.join([*conditions, f'not check({every})', *others])}:",
         "        return None",
-        f"    return run({read})",
+        "    return elsewhere" if run is by_pytorch else f"    return run({every})",
     ]
     return defined(lines, values)
 
 
-def _other_modes(values: dict[str, Any], tensors: Sequence[Tensor], *, uses_tf32: bool) -> list[str]:
+def _is_plain(x: Any) -> bool:
+    return type(x) is Tensor or type(x) is Parameter
+
+
+def _other_modes(values: dict[str, Any], tensors: Sequence[Tensor], *, uses_tf32: bool, by_kernel: bool) -> list[str]:
     """Return conditions that hold where modes or options differ from the current ones, and add their values.
 
-    The guard knows about tracing, the transforms of torch.func and autocast, which add to every tensor's keys.
+    The guard knows about tracing, the transforms of torch.func and autocast, which add to every tensor's keys. In other
+    modes PyTorch runs, as it does here without a kernel.
     """
     learning, kind = any(x.requires_grad for x in tensors), tensors[0].device.type
     cast_to = autocast_to(kind) if _any_autocast() else None
@@ -175,7 +196,7 @@ def _other_modes(values: dict[str, Any], tensors: Sequence[Tensor], *, uses_tf32
     values |= {"chosen": options.current(), "of_block": options.of_block, "of_process": options.of_process}
     values |= {"gradients": torch.is_grad_enabled, "tf32": _tf32}
     return [
-        "modes() or forward_ad._current_level >= 0",
+        *(["modes() or forward_ad._current_level >= 0"] if by_kernel else []),
         "(of_block() or of_process[0]) is not chosen",
         f"deterministic() is not {_deterministic()}",
         *([f"tf32() is not {_tf32()}"] if uses_tf32 else []),
@@ -198,6 +219,16 @@ def _is_fixed(x: Any) -> bool:
 def _is_constant(x: Any) -> bool:
     """Return whether a fixed value cannot change, because it holds no list."""
     return type(x) is not list and (type(x) is not tuple or all(map(_is_constant, x)))
+
+
+def _differs(at: int, x: Any, values: dict[str, Any]) -> str:
+    """Return the condition that an argument has another value than this one, and add the values that it reads."""
+    values[f"v{at}"] = deepcopy(x)
+    same = f"x{at} is v{at} or " if _is_constant(x) else ""
+    if type(x) in SEVERAL and all(type(one) is int for one in x):
+        values |= {f"w{at}": type(x), f"kinds{at}": [int] * len(x)}  # True and 1 are equal
+        return f"not ({same}type(x{at}) is w{at} and x{at} == v{at} and [*map(type, x{at})] == kinds{at})"
+    return f"not ({same}alike(x{at}, v{at}))"
 
 
 def _alike(x: Any, fixed: Any) -> bool:
