@@ -63,6 +63,7 @@ def test_gcc_compiles_the_headers_once_for_all_kernels(tmp_path: Path) -> None:
         compiler.build(bound(GOOD, {"y": torch.zeros(32, dtype=torch.int32)}), toolchain, tmp_path / name)
         assert (tmp_path / name / "emulated.h.gch").read_bytes().startswith(compiler.GCC_MARK)
     assert compiler.precompiled_header.cache_info().misses == 1
+    assert len({(tmp_path / name / "emulated.h.gch").resolve() for name in ("one", "two")}) == 1
 
 
 def test_prepared_parts_are_not_compiled_again(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """The host's C++ compiler: compiles a kernel to a shared library, and finds the variables to compare after calls."""
 
+import atexit
 import ctypes
 import importlib.util
+import os
 import platform
 import re
 import shutil
@@ -33,6 +35,9 @@ FLAGS = (
 )  # fmt: skip
 # Clang deletes code before an out-of-range conversion, which is well defined on a GPU.
 CLANG_FLAGS = ("-fno-strict-float-cast-overflow",)
+LIBRARIES = ("-lm", "-lpthread")
+# Without the library of C++, which kernels cannot use, and whose symbols take a third of the time of linking.
+GCC_VERSION, GCC_LIBRARIES = "Free Software Foundation", ("-nodefaultlibs", *LIBRARIES, "-lc", "-lgcc")
 # Messages of a compiler whose child process was killed.
 KILLED = re.compile(r"(?:Killed|Terminated) signal terminated program|(?:ld|as) terminated with signal (?:9|15)\b")
 ZEROED, FOR_THE_LINKER_ALONE = ".bss", ".data.rel.ro"
@@ -41,11 +46,12 @@ RUN_BY_THE_LOADER = (".init", ".fini", ".preinit_array", ".ctors", ".dtors")
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The compiler found on this machine, and the folders of CUDA's headers."""
+    """The compiler found on this machine, the folders of CUDA's headers, and the libraries to link."""
 
     command: tuple[str, ...]
     flags: tuple[str, ...]
     headers: tuple[Path, ...]
+    libraries: tuple[str, ...] = LIBRARIES
 
 
 def find_toolchain() -> Toolchain:
@@ -60,7 +66,8 @@ def find_toolchain() -> Toolchain:
             "`pip install 'cuda-toolkit[cudart,crt]==13.*'`, or set CUDA_HOME to an installed toolkit",
         )
     version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
-    return Toolchain(command, FLAGS + (CLANG_FLAGS if "clang" in version else ()), headers)
+    flags = FLAGS + (CLANG_FLAGS if "clang" in version else ())
+    return Toolchain(command, flags, headers, GCC_LIBRARIES if GCC_VERSION in version else LIBRARIES)
 
 
 def find_compiler() -> tuple[str, ...] | None:
@@ -107,14 +114,14 @@ def build(bound: Bound, toolchain: Toolchain, folder: Path) -> Built:
     runtime = folder / "runtime.o"
     runtime.write_bytes(runtime_object(toolchain, cooperative=cooperative))
     command = _command(toolchain, cooperative=cooperative, fp8=fp8)
-    if precompiled := precompiled_header(command):
-        (folder / f"{HEADER}.gch").write_bytes(precompiled)
+    if precompiled_header(command):
+        (folder / f"{HEADER}.gch").symlink_to(_header_file(command, os.getpid()))
     kernel_object = folder / "kernel.o"
     _compile([*command, "-c", str(unit), "-o", str(kernel_object)], folder, kernel)
     check_runs_only_when_launched(kernel_object.read_bytes())
     variables = lasting_variables(kernel_object.read_bytes(), bound.kernel.source)
     # `-x none`, because the compiler's command may make it read every file as C++.
-    linked = ["-x", "none", str(kernel_object), str(runtime), "-shared", "-o", str(library), "-lm", "-lpthread"]
+    linked = ["-x", "none", str(kernel_object), str(runtime), "-shared", "-o", str(library), *toolchain.libraries]
     _compile([*toolchain.command, *toolchain.flags, *linked], folder, kernel)
     return Built(library, variables)
 
@@ -213,6 +220,18 @@ def precompiled_header(compile_command: tuple[str, ...]) -> bytes:
             return b""
         header = target.read_bytes() if done.returncode == 0 and target.is_file() else b""
         return header if header.startswith(GCC_MARK) else b""
+
+
+@lru_cache(maxsize=4)
+def _header_file(compile_command: tuple[str, ...], process: int) -> Path:  # noqa: ARG001 - a fork writes its own file
+    """Return a file with the precompiled headers, which is removed when this process ends.
+
+    A killed worker leaves it in the worker's folder, which the engine removes.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="evolve-header-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / f"{HEADER}.gch").write_bytes(precompiled_header(compile_command))
+    return folder / f"{HEADER}.gch"
 
 
 @lru_cache(maxsize=4)
