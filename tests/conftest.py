@@ -3,6 +3,7 @@
 import gc
 import os
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 from shared_engine import emulated_engine, shared_engine  # noqa: F401 - fixtures
@@ -65,6 +66,14 @@ def pytest_configure(config: pytest.Config) -> None:
             "exhaustive", max_examples=300, deadline=None, database=None, print_blob=True, suppress_health_check=slow
         )
         settings.load_profile("exhaustive" if config.getoption("--exhaustive") else "quick")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Let all of xdist's workers share what they compile."""
+    from shared_objects import OF_THE_RUN, of_the_run
+
+    node.workerinput[OF_THE_RUN] = of_the_run(node.config).address
 
 
 def pytest_collection_finish() -> None:

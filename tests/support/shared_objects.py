@@ -1,79 +1,134 @@
-"""Objects that workers have compiled for the emulated device, shared by all workers of a test run.
+"""Objects and cubins that processes of a test run have compiled, shared by all of them.
 
-Tests evaluate a few kernels hundreds of times, each time in a new folder and often in a new process. The first process
-that compiles a text appends the object to a file, and the others take it from there. The file has no name, and it is
-open before a worker is confined, which may then write nowhere else. Failed compilations are repeated.
+Tests compile a few kernels hundreds of times, each time in a new folder and often in a new process. The first process
+that compiles a text appends the result to a file, and the others take it from there. Of the two files, one holds the
+results and the other their places. They have no names: a process opens them through the process that made them, before
+it is confined and may write nowhere else. Failed compilations are repeated.
 """
 
+import fcntl
 import hashlib
+import json
 import os
+import pickle
 import struct
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from evolve.devices.emulated import compiler
+import pytest
 
-HEADER = struct.Struct("=4s32s32sQ")  # a mark, the key, a hash of the contents, and their size
-MARK = b"obj1"
-Compile = Callable[[list[str], Path], "subprocess.CompletedProcess[str]"]
+from evolve.devices.cuda import compiler as nvrtc
+from evolve.devices.cuda import translation
+from evolve.devices.emulated import compiler as host
+from evolve.devices.prelude import cuda_include_dirs
+
+PLACE = struct.Struct("=32s32sQQ")  # the key, a hash of the contents, where they begin, and their size
+Patch = Callable[[object, str, object], None]  # sets an attribute
+OF_THE_RUN = "evolve_objects"  # in what xdist's controller gives to its workers
 
 
 class SharedObjects:
-    """A file of compiled objects, to which processes append."""
+    """Compiled objects by key, in files to which processes append."""
 
-    def __init__(self) -> None:
-        descriptor, name = tempfile.mkstemp(prefix="evolve-test-objects-")
-        os.close(descriptor)
-        self._file = os.open(name, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-        Path(name).unlink()
+    def __init__(self, places: int, contents: int) -> None:
+        self._places, self._contents = places, contents  # descriptors
+        self._known: dict[bytes, tuple[bytes, int, int]] = {}
         self._end = 0
-        self._places: dict[bytes, tuple[int, int, bytes]] = {}
+
+    @property
+    def address(self) -> str:
+        """The names under which other processes can open the files while this process lives."""
+        return json.dumps([f"/proc/{os.getpid()}/fd/{file}" for file in (self._places, self._contents)])
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the contents with this key, if a process has added them completely."""
+        """Return the contents with this key, if a process has added them."""
         self._read_on()
-        if key not in self._places:
+        if key not in self._known:
             return None
-        start, size, digest = self._places[key]
-        found = os.pread(self._file, size, start)
+        digest, start, size = self._known[key]
+        found = os.pread(self._contents, size, start)
         return found if hashlib.sha256(found).digest() == digest else None
 
     def add(self, key: bytes, contents: bytes) -> None:
-        header = HEADER.pack(MARK, key, hashlib.sha256(contents).digest(), len(contents))
-        os.write(self._file, header + contents)
+        """Append the contents. A process that is killed here leaves a part of them, but no place."""
+        with suppress(BlockingIOError), self._locked():  # another process adds, or was stopped while it did
+            start = os.fstat(self._contents).st_size
+            os.pwrite(self._contents, contents, start)
+            place = PLACE.pack(key, hashlib.sha256(contents).digest(), start, len(contents))
+            os.pwrite(self._places, place, os.fstat(self._places).st_size // PLACE.size * PLACE.size)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        fcntl.lockf(self._places, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._places, fcntl.LOCK_UN)
 
     def _read_on(self) -> None:
-        """Find the objects that were added since the last call.
-
-        A process that was killed may have left a part of an object.
-        """
-        size = os.fstat(self._file).st_size
-        while self._end + HEADER.size <= size:
-            mark, key, digest, length = HEADER.unpack(os.pread(self._file, HEADER.size, self._end))
-            if mark != MARK:
-                return
-            self._places.setdefault(key, (self._end + HEADER.size, length, digest))
-            self._end += HEADER.size + length
+        """Read the places that were added since the last call."""
+        added = (os.fstat(self._places).st_size - self._end) // PLACE.size * PLACE.size
+        for key, digest, start, size in PLACE.iter_unpack(os.pread(self._places, added, self._end)):
+            self._known.setdefault(key, (digest, start, size))
+        self._end += added
 
 
-def share() -> None:
-    """Let this process and those that are forked from it compile each text for the emulated device once."""
-    shared, compiled = SharedObjects(), compiler._finished
+KEPT = pytest.StashKey[SharedObjects]()
 
-    def finished(command: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
-        made = Path(command[command.index("-o") + 1])
+
+def made() -> SharedObjects:
+    """Return new files without names, which end with the last process that has opened them."""
+    files = []
+    for _ in range(2):
+        file, name = tempfile.mkstemp(prefix="evolve-test-objects-")
+        Path(name).unlink()
+        files.append(file)
+    return SharedObjects(*files)
+
+
+def opened(address: str) -> SharedObjects:
+    """Return the files at the address of another process."""
+    places, contents = (os.open(name, os.O_RDWR | os.O_CLOEXEC) for name in json.loads(address))
+    return SharedObjects(places, contents)
+
+
+def of_the_run(config: pytest.Config) -> SharedObjects:
+    """Return the files of a test run, which xdist's controller makes for all its workers."""
+    if KEPT not in config.stash:
+        given = getattr(config, "workerinput", {}).get(OF_THE_RUN)
+        config.stash[KEPT] = opened(given) if given else made()
+    return config.stash[KEPT]
+
+
+def share(objects: SharedObjects, patch: Patch = setattr) -> None:
+    """Let this process and those that are forked from it compile no text that another one has compiled."""
+    finished, compiled = host._finished, nvrtc._nvrtc
+
+    def found_or_finished(command: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
+        target = Path(command[command.index("-o") + 1])
         key = _key(command, folder)
-        if contents := shared.get(key):
-            made.write_bytes(contents)
+        if contents := objects.get(key):
+            target.write_bytes(contents)
             return subprocess.CompletedProcess(command, 0, "", "")
-        done = compiled(command, folder)
+        done = finished(command, folder)
         if done.returncode == 0:
-            shared.add(key, made.read_bytes())
+            objects.add(key, target.read_bytes())
         return done
 
-    compiler._finished = finished
+    def found_or_compiled(source: str, arch: str) -> nvrtc._Output:
+        options = translation.options(arch, cuda_include_dirs())
+        key = hashlib.sha256(repr([source, options]).encode()).digest()
+        if contents := objects.get(key):
+            return nvrtc._Output(*pickle.loads(contents))
+        output = compiled(source, arch)
+        objects.add(key, pickle.dumps((output.image, output.log, output.ptx)))
+        return output
+
+    patch(host, "_finished", found_or_finished)
+    patch(nvrtc, "_nvrtc", found_or_compiled)
 
 
 def _key(command: list[str], folder: Path) -> bytes:

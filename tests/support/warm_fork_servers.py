@@ -2,8 +2,8 @@
 
 Every engine starts a fork server, which spends over two seconds of CPU on importing PyTorch and compiling the runtime
 of the emulator. Here one process does this for all engines of a test run, and each fork server is a fork of it. It
-becomes a child of the tests' process, as the engine expects. Workers compile no kernel that another one has compiled
-(`shared_objects.py`). Tests of the start itself use the fixture `cold_fork_servers`.
+becomes a child of the tests' process, as the engine expects. Workers and tests compile no kernel that another process
+of the run has compiled (`shared_objects.py`). Tests of the start itself use the fixture `cold_fork_servers`.
 """
 
 import ctypes
@@ -60,12 +60,12 @@ class ForkedProcess:
 class WarmProcess:
     """The process that has imported PyTorch, and the environment in which it runs."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(self, environment: dict[str, str], objects: str) -> None:
         self.environment = environment
         self._control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", __file__, str(other.fileno())],
+                [sys.executable, "-P", __file__, str(other.fileno()), objects],
                 env=environment, pass_fds=[other.fileno()], stdin=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
 
@@ -91,11 +91,14 @@ class WarmProcess:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def warm_fork_servers() -> Iterator[None]:
+def warm_fork_servers(pytestconfig: pytest.Config) -> Iterator[None]:
     """Let the engines of this process use fork servers that are forked. The first engine starts the warm process."""
     if sys.platform != "linux":
         yield
         return
+    import shared_objects
+
+    objects = shared_objects.of_the_run(pytestconfig)
     made: list[WarmProcess] = []
     paths = pool.environment(Path(tempfile.gettempdir()))["PYTHONPATH"]  # before any test adds to it
 
@@ -104,13 +107,15 @@ def warm_fork_servers() -> Iterator[None]:
     ) -> "subprocess.Popen[bytes] | ForkedProcess":
         environment = pool.environment(folder)
         if not made:
-            made.append(WarmProcess({**environment, "TMPDIR": tempfile.gettempdir(), "PYTHONPATH": paths}))
+            shared = {**environment, "TMPDIR": tempfile.gettempdir(), "PYTHONPATH": paths}
+            made.append(WarmProcess(shared, objects.address))
         if not made[0].serves(environment):
             return COLD(arguments, control, output, folder)
         return made[0].fork(arguments, control.fileno(), output.fileno(), folder)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool, "started", started)
+        shared_objects.share(objects, patch.setattr)
         yield
     for process in made:
         process.close()
@@ -135,7 +140,7 @@ def _prctl(option: int, value: int) -> None:
 # The code below runs in the warm process.
 
 
-def serve(control: socket.socket) -> None:
+def serve(control: socket.socket, objects: str) -> None:
     """Load the modules of every fork server, then fork one for each request until the tests end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control.set_inheritable(False)
@@ -148,7 +153,7 @@ def serve(control: socket.socket) -> None:
     import shared_objects
 
     sys.path.pop()  # workers look for modules where users' workers do
-    shared_objects.share()
+    shared_objects.share(shared_objects.opened(objects))
     while True:
         request, descriptors, _, _ = socket.recv_fds(control, REQUEST_BYTES, 2)
         if not request:
@@ -200,4 +205,4 @@ def _customise(paths: str) -> None:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])
