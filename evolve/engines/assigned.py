@@ -19,9 +19,9 @@ from evolve.errors import UserError
 from evolve.evaluation.requests import Answer, Request
 
 START_SECONDS, EXIT_SECONDS = 300.0, 20.0
-DELAYED = 6  # factor of the time limit of compiling on a machine that grants few of its cores
+DELAYED = 6  # factor of the time limit of compiling on a machine where a process gets little CPU time
 STDERR_CHARACTERS = 1500
-MOST_COMPILED_AHEAD = 8  # compiled kernels waiting for an evaluator
+MOST_COMPILED_AHEAD = 8  # largest number of compiled kernels that wait for an evaluator
 
 
 @dataclass(eq=False)
@@ -33,9 +33,9 @@ class JobState:
     started: float
     retried: bool = False
     overran: bool = False  # a run has exceeded its deadline although an earlier run met it
-    fault: str = ""  # a failure that an earlier kernel may have caused by writing to the worker's memory
+    fault: str = ""  # a failure whose cause may be an earlier kernel that wrote to the worker's memory
     traits: Traits | None = None  # set once the kernel has been compiled
-    contends: bool = False  # a setting of knobs that is to be evaluated in full
+    contends: bool = False  # a setting of knobs that must be evaluated in full
     shared: bool = False  # idle compilers help to compile it
 
     @property
@@ -56,7 +56,7 @@ class JobState:
 
 
 class JobQueue:
-    """The jobs of an `evaluate` call that no worker has: new ones, compiled ones, and those that are not read yet."""
+    """The jobs of an `evaluate` call that no worker has: new jobs, compiled jobs, and jobs that have not been read yet."""
 
     def __init__(self, *, compiles_ahead: bool) -> None:
         self._compiles_ahead = compiles_ahead
@@ -93,13 +93,13 @@ class JobQueue:
 
 @dataclass(eq=False)
 class SideJob:
-    """A request to an evaluator other than a job, and its answer. It is tried only once."""
+    """A request to a worker other than a job, and the answer. A request is tried only once."""
 
-    request: Request | Assignment  # the assignment of a compiler that helps another one
+    request: Request | Assignment  # an `Assignment` goes to a compiler that helps another compiler
     subject: str
     place: Place | None = None  # where baselines are timed for kernels that wait for them
     answer: Answer | None = None
-    fault: str = ""  # why the worker ended without an answer
+    fault: str = ""  # the reason why the worker ended without an answer
 
     def message(self, _device: DeviceInfo) -> Message:
         return self.request
@@ -129,7 +129,7 @@ class Worker:
 
     @property
     def idle(self) -> bool:
-        known = self.pid != 0  # otherwise it could not be ended after the fork server is killed
+        known = self.pid != 0  # without its pid, the worker could not be ended after the fork server is killed
         return self.ready and known and self.current is None and self.channel.closed_at is None
 
     def begin(self, phase: str) -> None:
@@ -148,7 +148,7 @@ class Worker:
 
     def overdue(self, phase_seconds: Mapping[str, float]) -> str:
         """Return a message if the worker has missed a deadline, otherwise an empty string."""
-        if self.idle or self.phase == WAITING:  # another worker's deadline ends the wait
+        if self.idle or self.phase == WAITING:  # the deadline of the worker that it waits for ends the wait
             return ""
         doing = {"compile": "compiling", "profile": "profiling", "": "starting"}.get(self.phase, self.phase)
         since, limit = self.phase_started, phase_seconds.get(self.phase, START_SECONDS)
@@ -187,14 +187,14 @@ def tail_of(file: Path) -> str:
     return f"\n{text}" if text else ""
 
 
-# Signals sent by a user or by a system short of memory, not caused by a kernel. The job is retried once.
+# Signals sent by a user or by a system short of memory, and not caused by a kernel. The job is retried once.
 KILLED_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
 ENDLESS = ("run", "time")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Verdict that the engine gives because the worker could not."""
+    """Verdict that the engine gives because the worker could not give one."""
 
     outcome: Outcome
     log: str
@@ -220,9 +220,9 @@ def after_exit(state: JobState, worker: Worker, status: int, fault: str, *, shar
 
 
 def after_failure(state: JobState, fault: str) -> Failure | None:
-    """Return the verdict on a job during which the evaluator itself failed, or None to retry it in a fresh process.
+    """Return the verdict on a job during which the evaluator failed, or None to retry the job in a fresh process.
 
-    If the same failure occurs there again, the kernel is not at fault, and this function is not called.
+    If the same failure occurs again in the fresh process, the kernel is not at fault, and this function is not called.
     """
     if not state.fault:
         state.fault = fault

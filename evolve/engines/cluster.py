@@ -19,7 +19,7 @@ CONNECT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Allocation:
-    """The resources of an engine's actors, as Ray's options, and the number of actors for which there is room."""
+    """The resources of each of an engine's actors, as Ray's options, and the number of actors that fit."""
 
     options: Mapping[str, object]
     count: int
@@ -43,7 +43,8 @@ def connect(address: str) -> tuple[Any, bool]:
             ray.init(address=address, logging_level="error", log_to_driver=False, configure_logging=False)
     except ConnectionError as error:
         raise UserError(f"there is no Ray cluster at `{address}`: {sentence(error)}", NO_CLUSTER) from error
-    except (RuntimeError, ValueError, OSError) as error:  # Ray's errors for other versions of Ray and of Python, too
+    # Ray also raises RuntimeError for other versions of Ray or Python
+    except (RuntimeError, ValueError, OSError) as error:
         hint = "this machine must be a node of the cluster, with the same versions of Ray and Python"
         raise UserError(f"the Ray cluster at `{address}` cannot be used: {sentence(error)}", hint) from error
     return ray, True
@@ -103,7 +104,7 @@ def default_device(nodes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def gpu_types(nodes: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the number of GPUs of each type. A type without a name is empty."""
+    """Return the number of GPUs of each type. The key of GPUs without a type is empty."""
     found: dict[str, int] = {}
     for node in nodes:
         has = node["Resources"]

@@ -16,10 +16,11 @@ class Job:
     kernel: Kernel
     op: str
     bars: tuple[tuple[str, float], ...] = ()  # time to beat on each workload, in us: timing stops early far above it
-    setting: bool = False  # of the knobs of a kernel that has passed: a few calls are enough if it is clearly slower
+    # a setting of knobs of a kernel that has passed: a few calls are enough if it is clearly slower
+    setting: bool = False
     confirm: bool = False  # also confirm it: in a fresh process, on more shapes, in duels, under the sanitizer
-    # None to accept duplicates. Where kernels are compiled ahead, a kernel with the same machine code as another one is
-    # not run. The emulated device runs it in any case, which costs no more than compiling ahead would.
+    # None to accept duplicates. Where kernels are compiled ahead, a kernel with the same machine code as another kernel
+    # is not run. The emulated device runs it in any case, because compiling ahead would cost as much.
     duplicates: "FindsDuplicates | None" = field(default=None, compare=False, repr=False)
 
 
@@ -33,13 +34,13 @@ class FindsDuplicates(Protocol):
 class Engine(Protocol):
     @property
     def info(self) -> DeviceInfo:
-        """The device that evaluations are made on."""
+        """The device on which kernels are evaluated."""
 
     def evaluate(self, jobs: Iterable[Job]) -> Iterator[Evaluation]:
         """Yield one evaluation per job, even if a job kills or hangs its worker."""
 
     def profile(self, kernel: Kernel, op: str, workload: str) -> Profile | None:
-        """Return the counters of the device's profiler, or None if there are none. Not called during evaluations."""
+        """Return the counters of the device's profiler, or None without counters. Not called during evaluations."""
 
     @property
     def unprofiled(self) -> str:
@@ -54,7 +55,7 @@ class TimesPyTorch(Protocol):
     """An engine that can also time PyTorch itself, without a kernel."""
 
     def time_pytorch(self, request: TimingRequest) -> TimingResult:
-        """Return PyTorch's times at one workload, or why there are none. Not called during evaluations."""
+        """Return PyTorch's times at one workload, or the reason why there are none. Not called during evaluations."""
 
 
 @runtime_checkable
@@ -64,12 +65,12 @@ class PreparesBaselines(Protocol):
     def prepare(self, op: str, workloads: Collection[str], *, at_once: bool = True) -> None:
         """Begin to compile the baselines at these workloads, if there are processes for that. Returns at once.
 
-        Unless `at_once`, begin after the first verdict: there are kernels to judge.
+        Unless `at_once`, compilation begins after the first verdict, because kernels are waiting to be judged.
         """
 
 
 class TakesPauses(Engine, Protocol):
-    """An engine whose jobs may pause: an item None means that there is no job now, and that more may follow."""
+    """An engine whose jobs may pause: the item None means that there is no job now, but that more may follow."""
 
     def evaluate(self, jobs: Iterable[Job | None]) -> Iterator[Evaluation]:
         """Yield one evaluation per job. The generator ends only after the last job, not at a pause."""
@@ -77,7 +78,7 @@ class TakesPauses(Engine, Protocol):
 
 @runtime_checkable
 class HasCards(TakesPauses, Protocol):
-    """An engine that may have several cards of its device, such as GPUs, which evaluate side by side."""
+    """An engine that may use several cards of its device, such as GPUs, at the same time."""
 
     @property
     def cards(self) -> int:

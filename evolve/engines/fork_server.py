@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--project", type=Path, required=True)
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine handles Ctrl-C
-    # for the imports only: later, processes started by workers would continue to run
+    # only during the imports: later, processes started by workers would continue to run
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     control = socket.socket(fileno=arguments.control)
@@ -50,7 +50,7 @@ def main() -> None:
 
     choose.preload(arguments.device)
     catalog.use_cached_listing()  # the sandbox may keep workers from reading it
-    gc.freeze()  # otherwise garbage collection in a worker would copy every page
+    gc.freeze()  # without this, garbage collection in a worker would copy every page
     _prctl(PR_SET_PDEATHSIG, 0)
     _ForkServer(arguments.device, arguments.parent, arguments.project, control).serve()
 
@@ -87,7 +87,7 @@ class _ForkServer:
                 compiler_missing = False
         for number in self._pids:
             self._kill_worker(number)
-        while self._pids:  # the driver of a GPU takes a second to release a worker
+        while self._pids:  # a GPU's driver needs a second to release the memory of a worker
             self._wait()
             self._reap()
 
@@ -163,7 +163,7 @@ class _ForkServer:
             _kill(pid)
 
     def _reap(self) -> None:
-        """Report workers that have ended, and kill the processes they left running, in their process groups or not."""
+        """Report workers that have ended, and kill the processes they left running, also outside their process groups."""
         from evolve.engines.messages import Exited
 
         numbers = {pid: number for number, pid in self._pids.items()}
@@ -195,7 +195,7 @@ def _redirect_output(folder: Path) -> None:
     os.close(stderr)
     os.close(null)
     os.environ.update(TMPDIR=str(folder), CUDA_CACHE_PATH=str(folder / "cuda"), CUPY_CACHE_DIR=str(folder / "cupy"))
-    tempfile.tempdir = None  # forget the fork server's folder
+    tempfile.tempdir = None  # drop the cached name of the fork server's folder
 
 
 def _children() -> set[int]:

@@ -1,7 +1,8 @@
-"""Missing baselines of judged kernels: each is compiled ahead, then timed once for all kernels that wait for it.
+"""Missing baselines of judged kernels.
 
-A kernel that has passed was timed beside eager PyTorch. Its verdict is given when the times of torch.compile at its
-workloads are known as well; until then, evaluators continue with other kernels.
+Each baseline is compiled ahead, then timed once for all kernels that wait for it. A kernel that has passed was timed
+beside eager PyTorch. Its verdict is given when the times of torch.compile at its workloads are known as well; until
+then, evaluators continue with other kernels.
 """
 
 from collections import Counter, deque
@@ -21,7 +22,7 @@ ATTEMPTS = 2  # to time the baselines at one workload
 
 @dataclass(frozen=True)
 class Place:
-    """A workload of an op, and the card on which PyTorch is timed there: cards of one kind differ slightly."""
+    """A workload of an op, and the card on which PyTorch is timed: cards of one kind differ slightly."""
 
     op: str  # as the catalog loads it
     workload: str
@@ -34,14 +35,14 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class _Held:
-    """An evaluation whose measurements at some places are not complete."""
+    """An evaluation whose measurements at some places are incomplete."""
 
     evaluation: Evaluation
     places: tuple[Place, ...]
 
 
 def beside_eager(evaluation: Evaluation) -> str:
-    """Return the phase of a kernel that is timed only beside eager PyTorch yet, with its speedup so far."""
+    """Return the phase of a kernel that has been timed only beside eager PyTorch, with its speedup so far."""
     over = geometric_mean([one.eager_us / one.median_us for one in evaluation.measurements])
     return f"{RIGHT}{over:.2f}x eager PyTorch; torch.compile is timed next"
 
@@ -51,7 +52,7 @@ class LackingBaselines:
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = [name for name in names if name != EAGER]
-        # None where PyTorch cannot be timed: then eager's time alone is used
+        # None where PyTorch cannot be timed: only eager PyTorch's time is used there
         self._times: dict[Place, Standard | None] = {}
         self._held: list[_Held] = []
         self._to_time: deque[Place] = deque()
@@ -59,7 +60,7 @@ class LackingBaselines:
         self._faults: Counter[Place] = Counter()
         self._to_compile: deque[PreparationRequest] = deque()
         self._compiling = set[PreparationRequest]()
-        self._compiled = set[PreparationRequest]()  # or tried without success
+        self._compiled = set[PreparationRequest]()  # compiled, or tried without success
 
     @property
     def waiting(self) -> bool:
@@ -74,7 +75,7 @@ class LackingBaselines:
     def hold(
         self, evaluation: Evaluation, op: str, card: str, workloads: Collection[str], *, ahead: bool
     ) -> Iterator[Evaluation]:
-        """Hold an evaluation until the baselines at these workloads are known; `ahead` if they are compiled ahead."""
+        """Hold an evaluation until the baselines at these workloads are known; with `ahead`, they are compiled ahead."""
         places = tuple(Place(op, workload, card) for workload in workloads)
         self._held.append(_Held(evaluation, places))
         for place in places:
@@ -91,7 +92,7 @@ class LackingBaselines:
         self._to_compile.extend(one for one in wanted if one not in self._compiled and not self._under_way(one))
 
     def compile_next(self, op: str, workloads: Collection[str]) -> None:
-        """Request that the baselines at these workloads are compiled first, because a kernel is judged there."""
+        """Request that the baselines at these workloads are compiled first, because a kernel is being judged at them."""
         wanted = [one for workload in workloads for one in self._preparations(op, workload)]
         wanted = [one for one in wanted if one not in self._compiled and one not in self._compiling]
         self._to_compile = deque([*wanted, *(one for one in self._to_compile if one not in wanted)])

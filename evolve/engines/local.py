@@ -39,9 +39,9 @@ from evolve.evaluation.requests import (
 
 TICK_SECONDS = 0.2
 JOBS_PER_WORKER, START_ATTEMPTS = 200, 3
-DONE = ""  # the phase of a kernel that is being worked on no more
-MOST_FAILED_PROFILES = 3  # in a row; after that, no more are tried
-HELPERS = 4  # compilers that help another one
+DONE = ""  # the phase of a kernel on which no worker is working any more
+MOST_FAILED_PROFILES = 3  # number of failures in a row after which no more profiles are tried
+HELPERS = 4  # number of compilers that help another compiler
 COMPILER_BYTES = 8 * 2**30
 
 
@@ -72,19 +72,20 @@ class LocalEngine:
         self._preparers = preparers
         self._lacking = LackingBaselines(policy.baselines)
         self._cards = tuple(cards)
-        self._infos: dict[str, DeviceInfo] = {}  # by card, as its first worker measured it
+        self._infos: dict[str, DeviceInfo] = {}  # each card's device, as the card's first worker measured it
         self._failed_starts = self._failed_profiles_in_a_row = 0
         self._last_profile = ProfileResult(None)
-        self._failed_profiles: dict[tuple[str, str], ProfileResult] = {}  # by kernel and workload
+        self._failed_profiles: dict[tuple[str, str], ProfileResult] = {}  # key: kernel and workload
         self._jobs = JobQueue(compiles_ahead=compilers > 0)
         memory = dict.fromkeys(Role, policy.worker_bytes) | {Role.COMPILER: COMPILER_BYTES}
-        self._workers_per_card, self._judged = workers, not policy.times_are_gpu_times  # whether there is a verdict
+        # whether a verdict has been given
+        self._workers_per_card, self._judged = workers, not policy.times_are_gpu_times
         roles = [(Role.EVALUATOR, card) for card in self._cards] + [(Role.COMPILER, "")] * compilers
         self._pool = WorkerPool(device_kind, roles, memory)
 
     @property
     def info(self) -> DeviceInfo:
-        """The device, as its first card, once that card's first worker is ready."""
+        """The device as measured on its first card, once that card's first worker is ready."""
         while self._cards[0] not in self._infos:
             self._step()
         return self._infos[self._cards[0]]
@@ -113,7 +114,7 @@ class LocalEngine:
     def profile(self, kernel: Kernel, op: str, workload: str) -> Profile | None:
         """Profile in an evaluator. A failure is not a verdict on the kernel.
 
-        A profile that fails may take until its deadline, so it is not tried again.
+        A failing profile may take until its deadline, so it is not tried again.
         """
         if self._last_profile.lasting or self._failed_profiles_in_a_row >= MOST_FAILED_PROFILES:
             return None
@@ -212,9 +213,9 @@ class LocalEngine:
                 idle = idle[HELPERS:]
 
     def _assign_preparations(self, info: DeviceInfo) -> None:
-        """Keep as many preparers as there is work for, because each holds some of the device's memory.
+        """Keep no more preparers than there is work for, because each holds some of the device's memory.
 
-        Start none while a kernel waits for the first verdict, which they would delay.
+        No preparer starts before the first verdict, which it would delay.
         """
         if not self._judged and any(isinstance(worker.current, JobState) for worker in self._pool.workers):
             return
@@ -227,7 +228,7 @@ class LocalEngine:
         for _ in range(self._preparers - len(running)):
             if request := self._lacking.take_compilation():
                 worker = self._pool.add(Role.PREPARER, info, self._cards[0])
-                worker.give(SideJob(request, request.op), info)  # the worker reads this once it has started
+                worker.give(SideJob(request, request.op), info)  # the worker reads the message once it has started
                 worker.begin("")
 
     def _step(self) -> list[Evaluation]:
@@ -343,7 +344,7 @@ class LocalEngine:
             yield from self._handle_exit(worker, message.status)
 
     def _handle_failure(self, worker: Worker, failed: Failed) -> Iterator[Evaluation]:
-        """Raise the error, unless an emulated kernel may have caused it and it has occurred only once."""
+        """Raise the error, unless it has occurred only once and an emulated kernel may have caused it."""
         state, fault = worker.current, failed.message
         if not (failed.unforeseen and self._shared_memory and isinstance(state, JobState)) or state.fault == fault:
             raise UserError(fault, failed.hint)
@@ -362,7 +363,7 @@ class LocalEngine:
             verdicts = self._resolve(current, failure)
         elif current:
             verdicts = self._end_side_job(current, None, fault)
-        # only now, because it removes the worker's folder with the standard error that was read above
+        # only now, because this removes the worker's folder with the standard error that was read above
         self._replace(worker)
         yield from verdicts
 
@@ -381,7 +382,7 @@ class LocalEngine:
 
     def _end_preparer(self, worker: Worker) -> Iterator[Evaluation]:
         """Continue without a preparer that has failed: evaluators compile the missing baselines."""
-        if not worker.ready:  # such as for lack of memory
+        if not worker.ready:  # for example for lack of memory
             self._preparers = 0
             self._lacking.compile_no_more()
         self._pool.remove(worker)
@@ -389,7 +390,7 @@ class LocalEngine:
             yield from self._end_side_job(worker.current, None)
 
     def _resolve(self, state: JobState, failure: Failure | None) -> Iterator[Evaluation]:
-        """Yield the failure as a verdict; without one, retry the job."""
+        """Yield the failure as a verdict; if there is none, retry the job."""
         if failure:
             yield verdict_on(state, self.info, failure.outcome, failure.log)
         else:

@@ -20,7 +20,7 @@ from evolve.evaluation.requests import (
 )
 
 WAITING = "waiting"  # the phase in which a job waits for other jobs
-RIGHT = "right: "  # first words of the phase of a kernel that was checked and timed, while its baselines are timed
+RIGHT = "right: "  # first words of the phase of a kernel that was checked and timed and whose baselines are being timed
 BYTES_PER_READ, MOST_READS = 2**16, 64
 
 
@@ -41,8 +41,9 @@ class Fork:
     folder: str  # the worker's own folder: its working folder, with its temporary files and its standard error
     cubins: str  # folder to which compilers write files that evaluators load
     memory_bytes: int | None  # limit on the worker's memory; None on CUDA, which reserves terabytes of addresses
-    device: DeviceInfo | None  # as an earlier worker measured it, so that nothing is measured twice
-    card: str = ""  # the only card of the device that the worker may use, such as one GPU of several; empty: its first
+    device: DeviceInfo | None  # the device as an earlier worker measured it, so that nothing is measured twice
+    # the only card of the device that the worker may use, such as one GPU of several; empty for the first
+    card: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,9 @@ class Assignment:
     confirm: bool
     shapes_seed: int  # compiler and evaluator use it to draw the same held-out shapes
     device: DeviceInfo | None  # the device to compile for
-    setting: bool = False  # of the knobs of a kernel that has passed
+    setting: bool = False  # a setting of knobs of a kernel that has passed
     traits: Traits | None = None  # set once a compiler has compiled the kernel
-    helps: bool = False  # another compiler has this kernel: compile what is left, and give no verdict
+    helps: bool = False  # another compiler is compiling this kernel: compile what is left, and give no verdict
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Precompiled:
 
 @dataclass(frozen=True)
 class Contends:
-    """Report of an evaluator that the current job's setting of knobs may be fast, and needs an evaluation in full."""
+    """Report of an evaluator that the current job's setting of knobs may be fast, and must be evaluated in full."""
 
 
 @dataclass(frozen=True)
@@ -155,12 +156,12 @@ def decode(line: bytes) -> Message:
 
 
 class Channel:
-    """One end of a socket that carries messages. It never blocks, whatever the other end does."""
+    """One end of a socket that carries messages. Its methods never block."""
 
     def __init__(self, end: socket.socket) -> None:
         self.end = end
         self.end.setblocking(False)
-        self.closed_at: float | None = None  # when the other end was found to be closed
+        self.closed_at: float | None = None  # time at which the other end was found to be closed
         self.unsent = b""
         self._partial_line = b""
 

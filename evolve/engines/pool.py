@@ -33,8 +33,8 @@ from evolve.errors import UserError
 from reference_ops.listing import user_cache_dir
 
 FOLDER_PREFIX = "evolve-engine-"
-CUBIN_SECONDS = 600.0  # compiled kernels that are older are removed
-# Environment variables that a worker inherits: those that help find compilers and libraries, none that hold keys.
+CUBIN_SECONDS = 600.0  # age after which compiled kernels are removed
+# Environment variables that a worker inherits: those that help find compilers and libraries, but none that hold keys.
 NAMES = (
     "PATH", "HOME", "USER", "LOGNAME", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CC", "CXX", "XDG_CACHE_HOME",
 )  # fmt: skip
@@ -198,7 +198,7 @@ class WorkerPool:
 
 
 class ForkServer:
-    """The process that forks workers, started with an environment that holds no keys."""
+    """The process that forks workers. Its environment holds no keys."""
 
     def __init__(self, device_kind: str, folder: Path) -> None:
         own_end, server_end = socket.socketpair()
@@ -226,7 +226,7 @@ class ForkServer:
 
     def _send(self, request: Fork | Kill, *file_descriptors: int) -> None:
         self.channel.end.settimeout(EXIT_SECONDS)
-        # it has ended or hangs, which the end of the file or a worker's start deadline shows
+        # the fork server has ended or hangs, which the end of the file or a worker's start deadline will show
         with contextlib.suppress(OSError):
             socket.send_fds(self.channel.end, [encode(request)], file_descriptors)
         self.channel.end.setblocking(False)
@@ -235,7 +235,10 @@ class ForkServer:
         return tail_of(self._stderr)
 
     def close(self) -> int:
-        """Wait until it has ended its workers and itself; return its exit status. Kill it if it is still importing."""
+        """Wait until the fork server has ended its workers and itself; return its exit status.
+
+        Kill it if it still imports.
+        """
         starting = not self.has_replied and self.channel.closed_at is None
         self.channel.end.close()
         try:
@@ -250,7 +253,7 @@ def started(
 ) -> "subprocess.Popen[bytes]":
     """Start a fork server with its end of the connection to the engine."""
     return subprocess.Popen(
-        # -P: files in the user's working folder must not be imported instead of libraries
+        # with -P, files in the user's working folder are not imported in place of libraries
         [sys.executable, "-P", "-m", "evolve.engines.fork_server", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=output,

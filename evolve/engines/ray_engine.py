@@ -1,7 +1,7 @@
 """Ray engine: evaluates on the nodes of a Ray cluster. Each actor holds one GPU, or some CPUs where there are no GPUs.
 
-An actor that is lost, alone or with its node, is replaced as soon as the cluster has room, and its jobs are done again
-elsewhere. Verdicts that it sent before count, and later ones are ignored: nothing is lost or counted twice.
+An actor that is lost, alone or with its node, is replaced as soon as the cluster has room, and other actors repeat its
+jobs. Verdicts that it sent before the loss count, and later verdicts are ignored: nothing is lost or counted twice.
 """
 
 import contextlib
@@ -26,14 +26,14 @@ from evolve.evaluation.requests import ProfileRequest, ProfileResult, TimingRequ
 from reference_ops import catalog
 
 TICK_SECONDS, CLOSE_SECONDS = 0.2, 25.0
-GROWTH_SECONDS = 10.0  # between two searches for new nodes
-START_SECONDS = 300.0  # without any actor
-START_ATTEMPTS = 10  # by actors that are lost while they start, in a row and while none is ready
-# losses after which a job is evaluated alone on an actor; after as many more, its kernel is at fault
+GROWTH_SECONDS = 10.0  # interval between two searches for new nodes
+START_SECONDS = 300.0  # longest time without any actor
+START_ATTEMPTS = 10  # number of actors in a row that are lost while they start, with no actor ready
+# number of losses after which a job is evaluated alone on an actor; after as many more, its kernel is at fault
 MOST_LOSSES = 3
-CALLS_AT_ONCE = 8  # of an actor's methods
+CALLS_AT_ONCE = 8  # number of an actor's methods that may run at the same time
 
-LACKING = re.compile(r"No module named '[^']+'")  # in Ray's message about an actor that could not be created
+LACKING = re.compile(r"No module named '[^']+'")  # part of Ray's message about an actor that could not be created
 
 Make = Callable[[str, Watch, int], tuple[TakesPauses, int]]
 
@@ -55,7 +55,7 @@ class _Slot:
     asked: Any
     hello: Hello | None = None
     tickets: dict[int, _Ticket] = field(default_factory=dict)
-    alone: bool = False  # it has a job that is evaluated alone
+    alone: bool = False  # the actor has a job that is evaluated alone
 
     @property
     def free(self) -> int:
@@ -63,7 +63,7 @@ class _Slot:
 
 
 class RayEngine:
-    """Engine on a cluster. The actor that was ready first confirms champions, profiles, and times PyTorch.
+    """Engine on a cluster. The actor that was ready first also confirms champions, profiles kernels and times PyTorch.
 
     Without a `kind`, the device is a GPU if the cluster has one, otherwise the emulated device. `gpu_type` is a name
     that Ray gives to GPUs, such as H100; it may be empty in a cluster with GPUs of one type. `make` is called in each
@@ -103,7 +103,7 @@ class RayEngine:
 
     @property
     def cards(self) -> int:
-        """The number of actors at the moment."""
+        """The current number of actors."""
         return len(self._slots)
 
     def evaluate(self, jobs: Iterable[Job | None]) -> Iterator[Evaluation]:
@@ -112,7 +112,8 @@ class RayEngine:
         verdicts: list[Evaluation] = []
         while True:
             try:
-                # This is done before verdicts are yielded, so that the actors stay busy while the caller handles them.
+                # Jobs are handed out before verdicts are yielded, so that the actors stay busy while the caller handles
+                # the verdicts.
                 ended = self._fill(iter(()) if ended else incoming)
             finally:
                 yield from verdicts
@@ -136,7 +137,7 @@ class RayEngine:
         return answer
 
     def close(self) -> None:
-        """End the actors, which end their workers. Where Ray no longer answers, they end with this process."""
+        """End the actors, which end their workers. If Ray no longer answers, the actors end with this process."""
         if self._closed:
             return
         self._closed = True
@@ -183,7 +184,7 @@ class RayEngine:
     def _slot_for(self, ticket: _Ticket) -> _Slot | None:
         """Return the least busy actor that may get a job.
 
-        A confirmation needs the first actor. A job that was lost many times needs an idle actor.
+        A confirmation needs the first actor. A job that was lost several times needs an idle actor.
         """
         slots = [slot for slot in self._slots if slot.free > 0]
         if ticket.job.confirm and self._first:
@@ -236,7 +237,7 @@ class RayEngine:
                 yield _unique(ticket.job, _evaluation(line))
 
     def _ready(self, slot: _Slot, hello: Hello) -> None:
-        """Let an actor take part. Raises UserError unless its device and versions are those of the first one."""
+        """Let an actor take part. Raises UserError unless its device and versions equal those of the first actor."""
         ready = decode(hello.device)
         assert isinstance(ready, Ready)  # noqa: S101
         assert ready.device  # noqa: S101 - an evaluator holds one
@@ -267,7 +268,7 @@ class RayEngine:
             self._first = next((other for other in self._slots if other.hello), None)
         for ticket in reversed(slot.tickets.values()):
             ticket.losses += 1
-            if ticket.losses >= 2 * MOST_LOSSES:  # alone on its actor since half of the losses
+            if ticket.losses >= 2 * MOST_LOSSES:  # the job was alone on its actor for half of the losses
                 yield self._blamed(ticket, reason)
             else:
                 self._waiting.appendleft(ticket)
@@ -275,7 +276,10 @@ class RayEngine:
 
     def _blamed(self, ticket: _Ticket, reason: str) -> Evaluation:
         kernel = ticket.job.kernel
-        log = f"{ticket.losses} actors were lost with it, the last {MOST_LOSSES} while it was alone: {sentence(reason)}"
+        log = (
+            f"{ticket.losses} actors were lost with it, the last {MOST_LOSSES} while it was their only kernel: "
+            f"{sentence(reason)}"
+        )
         return Evaluation(kernel.id, kernel.op, self.info, Outcome.CRASHED, log, created=time.time())
 
     def _check_alive(self) -> None:
@@ -292,7 +296,7 @@ class RayEngine:
         """Start actors for new nodes. Actors of lost nodes wait for room, which Ray's autoscaler notices."""
         self._looked = time.monotonic()
         if all(slot.hello for slot in self._slots):  # otherwise the new nodes replace the lost ones
-            with contextlib.suppress(UserError):  # nodes without which the cluster has no GPU may come back
+            with contextlib.suppress(UserError):  # the cluster has no GPU now, but lost nodes may come back
                 count = allocation_of(self._ray.nodes(), self._kind, self._gpu_type).count
                 self._allocation = replace(self._allocation, count=max(self._allocation.count, count))
         self._start_actors()
@@ -308,7 +312,7 @@ class RayEngine:
             self._slots.append(_Slot(actor, actor.start.remote(self._versions)))
 
     def _kill(self, slot: _Slot) -> None:
-        with contextlib.suppress(Exception):  # it may be dead already
+        with contextlib.suppress(Exception):  # the actor may be dead already
             self._ray.kill(slot.actor, no_restart=True)
 
     def _ask(self, request: ProfileRequest | TimingRequest) -> Message:
@@ -366,7 +370,7 @@ def _evaluation(line: bytes) -> Evaluation:
 
 
 def _unique(job: Job, found: Evaluation) -> Evaluation:
-    """Return the verdict, or that on a duplicate if another station has evaluated the same machine code."""
+    """Return the verdict, or the verdict on a duplicate if another station has evaluated the same machine code."""
     if found.outcome is Outcome.DUPLICATE or job.confirm or not job.duplicates or not found.traits:
         return found
     log = job.duplicates.by_code(found.kernel_id, found.traits.code)

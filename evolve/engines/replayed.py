@@ -40,7 +40,7 @@ def seen_by(run: Run, whole: Store, device: DeviceInfo) -> SeenStore:
     proposals = [one for one in whole.find(Proposal, run.op) if one.created < run.created]
     seeded = {one.kernel_id for one in whole.find(ProposalSummary, proposer=SHIPPED) if one.created < run.created}
     found = [one for one in whole.find(Evaluation, run.op) if one.created < run.created]
-    # A shipped verdict is older than the archive: it was there if its kernel was.
+    # A shipped verdict is older than the archive: if its kernel was there, the verdict was too.
     evaluations = [one for one in found if not one.shipped or one.kernel_id in seeded]
     donated = whole.find(Evaluation, ids=list(_best_of_others(run, whole, device, seeded)))
     evaluated = {one.kernel_id for one in (*evaluations, *donated)}
@@ -48,7 +48,7 @@ def seen_by(run: Run, whole: Store, device: DeviceInfo) -> SeenStore:
     ids = {one.id for one in evaluations}
     seen = _empty()
     seen.append(
-        *(kernel for kernel in whole.find(Kernel, ids=kept)),  # first, so that they keep their order
+        *(kernel for kernel in whole.find(Kernel, ids=kept)),  # first, so that their order is the same
         *proposals,
         *sorted((*evaluations, *donated), key=lambda one: one.created),
         *(mark for mark in whole.find(Merged, run.op) if mark.evaluation_id in ids),

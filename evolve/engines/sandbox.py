@@ -19,7 +19,8 @@ FILE_BYTES = 2**30
 PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 22, 38
 SECCOMP_MODE_FILTER = 2
 CAPABILITIES_VERSION, CAP_DAC_OVERRIDE = 0x20080522, 1 << 1  # lets root continue to read the user's files
-LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # the same on every architecture
+# system call numbers that are the same on every architecture
+LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
 LANDLOCK_VERSION, LANDLOCK_PATH_BENEATH = 1, 1
 
 # Landlock's rights on files, and the version that introduced them.
@@ -27,13 +28,13 @@ EXECUTE, WRITE, READ, LIST = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 MAKE_AND_REMOVE = 0x1FF0
 REFER, TRUNCATE, IOCTL = 1 << 13, 1 << 14, 1 << 15
 RIGHTS_SINCE = ((1, EXECUTE | WRITE | READ | LIST | MAKE_AND_REMOVE), (2, REFER), (3, TRUNCATE), (5, IOCTL))
-ON_FILES = EXECUTE | WRITE | READ | TRUNCATE | IOCTL  # the others apply to folders only
+ON_FILES = EXECUTE | WRITE | READ | TRUNCATE | IOCTL  # the other rights apply to folders only
 READ_ONLY = EXECUTE | READ | LIST
-BIND_AND_CONNECT_TCP, ABSTRACT_SOCKETS_AND_SIGNALS = 3, 3  # since versions 4 and 6 of Landlock
+BIND_AND_CONNECT_TCP, ABSTRACT_SOCKETS_AND_SIGNALS = 3, 3  # rights since versions 4 and 6 of Landlock
 
 # By machine: seccomp's architecture, the number of socket(), and the start of a second range of system call numbers.
 SYSTEMS = {"x86_64": (0xC000003E, 41, 0x40000000), "aarch64": (0xC00000B7, 198, None)}
-IO_URING_SETUP = 425  # can create sockets without socket()
+IO_URING_SETUP = 425  # this system call can create sockets without socket()
 LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # opcodes of a filter
 ALLOW, FAIL = 0x7FFF0000, 0x00050000
 AF_UNIX, AF_NETLINK = 1, 16
@@ -45,8 +46,8 @@ class Bounds:
     """The paths and sockets that a worker may still access."""
 
     writable: tuple[Path, ...]
-    readable: tuple[Path, ...] = ()  # even if they are in a hidden folder of the user's home
-    memory_bytes: int | None = None  # in addition to what it has already mapped
+    readable: tuple[Path, ...] = ()  # readable even in a hidden folder of the user's home
+    memory_bytes: int | None = None  # limit on memory, in addition to what the process has already mapped
     gpu: bool = False  # allows devices, and local sockets for CUDA's daemons
 
 
@@ -71,7 +72,7 @@ def gaps() -> list[str]:
     version, found = _landlock_version(libc), []
     if version < 1:
         found.append("workers can write wherever the user can: this kernel has no Landlock, or it is switched off")
-    # If the system has filters, it refuses a filter at address 0 with one of these errors.
+    # A system that has filters refuses a filter at address 0 with one of these errors.
     libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, None, 0, 0)
     if ctypes.get_errno() not in (errno.EFAULT, errno.EACCES) or platform.machine() not in SYSTEMS:
         found.append("workers can reach the network: this system has no seccomp filters")
@@ -81,7 +82,7 @@ def gaps() -> list[str]:
 
 
 def _limit_resources(memory_bytes: int | None) -> None:
-    _lower(resource.RLIMIT_CORE, 1)  # with 0, a program that collects core dumps would still start at every crash
+    _lower(resource.RLIMIT_CORE, 1)  # a limit of 0 would still start a program that collects core dumps at every crash
     _lower(resource.RLIMIT_FSIZE, FILE_BYTES)
     if memory_bytes:
         try:
@@ -150,10 +151,7 @@ def _allow(libc: ctypes.CDLL, ruleset: int, path: Path, rights: int) -> None:
 
 
 def _readable(bounds: Bounds) -> Iterator[Path]:
-    """Yield all but the hidden files in the user's home, which may hold keys.
-
-    Of these, only those that Python needs.
-    """
+    """Yield all paths except hidden files in the user's home, which may hold keys. Those for Python are included."""
     yield from _visible(Path("/"), Path.home().resolve())
     yield from bounds.readable
     yield from (Path(entry) for entry in (*sys.path, sys.prefix, sys.base_prefix, sys.exec_prefix) if entry)

@@ -2,8 +2,8 @@
 
 Nothing in it is locked or written twice, because locks of SQLite and of files are unreliable on shared disks. A claim
 is a file that only one machine can create. It is a lease: its holder renews the time of the file. A verdict is a file
-that is written in one step, and only once. All operations are small shell scripts, so a folder on another machine,
-which ssh reaches, is used in the same way.
+that is written in one step, and only once. All operations are small shell scripts, so a folder on another machine is
+used in the same way through ssh.
 
     *.db                    archives with the kernels to evaluate; they are copied, never opened here
     claims/KERNEL-DEVICE.N  the Nth claim on a kernel; the others have expired
@@ -37,10 +37,10 @@ from evolve.errors import UserError
 
 LOOK_SECONDS = 1.0  # time for which a listing of the folder is used again
 COMMAND_SECONDS = 300.0
-EXISTS = 17  # exit status of a script that finds the file it should create
+EXISTS = 17  # exit status of a script if the file that it should create exists
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20")
 
-# GNU's find and touch are used; `touch` takes the time of the disk's machine, so clocks need not agree.
+# GNU's find and touch are used; `touch` uses the clock of the machine that holds the disk, so clocks need not agree.
 LIST = 'cd "$1" && mkdir -p claims verdicts && touch ".now-$2" && find . -maxdepth 2 -type f -printf "%T@ %s %P\\n"'
 READ = 'cat "$1/$2"'
 CREATE = f'cd "$1" && set -C && {{ cat > "$2"; }} 2> /dev/null || {{ [ -e "$2" ] && exit {EXISTS}; exit 1; }}'
@@ -58,7 +58,7 @@ class Listing:
     now: float
 
     def claims(self) -> dict[str, tuple[int, float]]:
-        """Return, by claimed kernel and device, the number of the last claim and its age in seconds."""
+        """Return the number of the last claim and its age in seconds, for each claimed pair of kernel and device."""
         numbers = defaultdict[str, dict[int, float]](dict)
         for name, (changed, _) in self.files.items():
             folder, _, file = name.partition("/")
@@ -69,7 +69,7 @@ class Listing:
 
 
 class Folder:
-    """A folder on this machine, or `HOST:FOLDER` on one that ssh reaches."""
+    """A folder on this machine, or `HOST:FOLDER` on a machine that ssh reaches."""
 
     def __init__(self, location: str) -> None:
         host, _, path = location.partition(":")
@@ -142,15 +142,15 @@ class Folder:
 class FolderClaims:
     """This process's claims on kernels in a folder.
 
-    `store` is the process's own archive, to which verdicts of others are added.
+    `store` is the process's own archive, to which verdicts of other machines are added.
     """
 
     def __init__(self, folder: Folder, store: Store, lease_seconds: float = LEASE_SECONDS) -> None:
         self._folder, self._store, self._lease_seconds = folder, store, lease_seconds
-        self._held: dict[str, str] = {}  # names of claims by kernel and device
-        self._lock = threading.Lock()  # of `_held`, which a thread renews
+        self._held: dict[str, str] = {}  # names of claims; key: kernel and device
+        self._lock = threading.Lock()  # protects `_held`, whose claims a thread renews
         self._looked, self._listing = 0.0, Listing({}, 0.0)
-        self._taken: set[tuple[str, float, int]] = set()  # files of archives and verdicts that are in the store
+        self._taken: set[tuple[str, float, int]] = set()  # archives and verdicts that have been added to the store
         self.committed = 0
 
     def refresh(self) -> int:
@@ -161,7 +161,7 @@ class FolderClaims:
                 continue
             if name.endswith(".db") and "/" not in name:
                 if not self._take_archive(name):
-                    continue  # it is being written: the next attempt may succeed
+                    continue  # the file is being written: the next attempt may succeed
             elif name.startswith("verdicts/"):
                 self._take_verdict(name)
             else:
@@ -186,14 +186,15 @@ class FolderClaims:
         return True
 
     def give_back(self, kernel_id: str, device: str) -> None:
-        """Write the store's verdict to the folder, if there is one, and end the claim."""
+        """Write the store's verdict, if there is one, to the folder, and end the claim."""
         subject = _subject(kernel_id, device)
         found = [one for one in self._store.find(Evaluation, kernels=[kernel_id]) if one.device.key == device]
         if found:
             self.committed += self._folder.commit(f"verdicts/{subject}", encode(Done(found[-1])))
         with self._lock:
             name = self._held.pop(subject, "")
-        # A claim with a verdict stays: others may see the verdict only later, because disks on a network are cached.
+        # A claim with a verdict stays: other machines may see the verdict only later, because disks on a network are
+        # cached.
         self._folder.remove([name] if name and not found else [])
 
     def of_others(self, kernels: Collection[str], device: str) -> frozenset[str]:

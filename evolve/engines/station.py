@@ -40,14 +40,14 @@ class _Order:
 class SharedEngine:
     """The engine that all threads share. Each `evaluate` takes up to `depth` jobs before it waits for an evaluation.
 
-    Other work, such as a profile, waits until the current jobs are done, and later jobs wait for it.
+    Other work, such as a profile, begins when the current jobs are done, and later jobs wait until it ends.
     """
 
     def __init__(self, engine: TakesPauses, depth: int) -> None:
         self._engine, self._depth = engine, depth
         self._changed = threading.Condition()
         self._waiting, self._sides = deque[_Order](), deque[Callable[[], None]]()
-        self._under_way = defaultdict[str, deque[_Order]](deque)  # by the kernel's id
+        self._under_way = defaultdict[str, deque[_Order]](deque)  # key: the kernel's id
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
@@ -97,7 +97,8 @@ class SharedEngine:
             self._closed = True
             self._changed.notify_all()
         self._engine.close()
-        self._thread.join(timeout=1.0)  # it may be waiting for an engine that was closed: then it ends by itself
+        # the thread may be waiting for an engine that was closed: then it ends by itself
+        self._thread.join(timeout=1.0)
 
     def _aside(self, what: Callable[[], T]) -> T:
         """Call a function in the engine's thread while no evaluation runs, and return its result."""
@@ -190,7 +191,7 @@ class Versions:
 
     code: str
     torch: str
-    package: str = ""  # its version, which two states of its code may share
+    package: str = ""  # version of the package; two states of the code may have the same version
 
     @property
     def words(self) -> str:
@@ -199,7 +200,7 @@ class Versions:
 
 @dataclass(frozen=True)
 class Hello:
-    """A station that is ready: its device as a line of JSON, its machine, and the number of jobs that keep it busy."""
+    """Report of a station that is ready: its device as a line of JSON, its machine, and how many jobs keep it busy."""
 
     device: bytes
     host: str
@@ -213,7 +214,7 @@ class RemoteJob:
 
     number: int
     assignment: bytes
-    unique: bool = False  # not to be run if it compiles to the same machine code as another kernel
+    unique: bool = False  # do not run the kernel if it compiles to the same machine code as another kernel
     file: str = ""  # path of the user's file that defines the op, and its text
     text: str = ""
 
@@ -222,7 +223,7 @@ class RemoteJob:
 class Events:
     """The events at a station since the last request for them."""
 
-    phases: dict[str, str] = field(default_factory=dict)  # the latest of each kernel, by its id
+    phases: dict[str, str] = field(default_factory=dict)  # the latest phase of each kernel; key: its id
     verdicts: list[tuple[int, bytes]] = field(default_factory=list)
     faults: list[StationFault] = field(default_factory=list)
 
@@ -313,7 +314,7 @@ class Station:
             self._happened.notify_all()
 
     def _local(self, op: str, remote: RemoteJob) -> str:
-        """Return the op's locator on this machine: a file that is missing here, or differs, is written."""
+        """Return the op's locator on this machine. A file that is missing here, or that differs, is written."""
         file = Path(remote.file)
         if not remote.file or (file.is_file() and file.read_text(encoding="utf-8") == remote.text):
             return op
@@ -324,13 +325,10 @@ class Station:
 
 
 class OwnCodes:
-    """The machine codes that this station has compiled.
-
-    Duplicates of other stations' codes are found when verdicts arrive.
-    """
+    """The machine codes that this station has compiled. Duplicates across stations are found when verdicts arrive."""
 
     def __init__(self) -> None:
-        self._first: dict[str, str] = {}  # id of the first kernel by machine code
+        self._first: dict[str, str] = {}  # id of the first kernel with each machine code
 
     def by_code(self, kernel_id: str, code: str) -> str:
         first = self._first.setdefault(code, kernel_id)

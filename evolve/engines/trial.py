@@ -1,6 +1,6 @@
 """Trial of a user's file: it is first loaded in a separate process, because loading it runs arbitrary code.
 
-Code may end its process, crash it or never return. The trial turns each of these into one line for the user.
+The code may end its process, crash it or never return. The trial reports each of these to the user in one line.
 """
 
 import contextlib
@@ -48,7 +48,8 @@ class _Ending:
 def load(locator: str) -> Op:
     """Load an op. Raise a UserError if its file ends, crashes or blocks the process that loads it.
 
-    Output of a file goes to standard error, because standard output may be JSON. It gets no input from the terminal.
+    Output of a file goes to standard error, because standard output may be JSON. The file gets no input from the
+    terminal.
     """
     if not catalog.is_path(locator):
         return catalog.load(locator)
@@ -112,7 +113,7 @@ def _limit() -> float:
 
 
 def _line(report: str, path: Path) -> str:
-    """Return the innermost line of the user's file that was running, or else of any file that is not the trial's."""
+    """Return the innermost line that was running in the user's file, or else in any file other than this module."""
     found = FRAME.findall(report)
     own = [line for file, line in found if file == str(path)]
     others = [f"{file}, line {line}," for file, line in found if not file.startswith("<") and file != __file__]
@@ -124,7 +125,7 @@ def _in_child(work: Callable[[int], NoReturn], seconds: float) -> _Ending:
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     with warnings.catch_warnings():
-        # a warning about forking beside threads, of which the child uses none
+        # ignores a warning about forking a process with threads: the child uses none of them
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
@@ -181,7 +182,7 @@ def _load(locator: str, seconds: float, report: int) -> NoReturn:
     sys.stdin, sys.stdout, sys.stderr = (open(null, mode, closefd=False) for mode in ("r", "w", "w"))  # noqa: SIM115
     _, most = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, most))
-    torch.set_num_threads(1)  # threads of the parent do not exist here
+    torch.set_num_threads(1)  # the parent's threads do not exist in this process
     leave = os._exit
     os._exit = functools.partial(_leave, report, leave)
     faulthandler.enable(report, all_threads=False)

@@ -70,12 +70,12 @@ ERROR_CHARACTERS = 300
 # Shares of the device's memory: up to the first, workers use it at the same time; up to the second, they keep it.
 SHARED_MEMORY, KEPT_MEMORY = 1 / 4, 1 / 16
 WAITS_FOR_MEMORY = (2.0, 8.0, 20.0)  # seconds
-WAITS_FOR_OTHERS = (60.0, 120.0)  # more, while other processes hold most of it
+WAITS_FOR_OTHERS = (60.0, 120.0)  # longer waits in seconds, while other processes hold most of the memory
 Send = Callable[[Message], None]
-V = TypeVar("V")  # a verdict, or None
+V = TypeVar("V")  # type of a verdict, or None
 Request = Assignment | ProfileRequest | TimingRequest | PreparationRequest
 SHARED_COMPILATION, TICK = 10.0, 0.003  # seconds to wait for another worker that compiles, and between two polls
-NICE = 10  # of a process that compiles ahead, so that it does not slow those that take times
+NICE = 10  # niceness of a process that compiles ahead, so that it does not slow processes that take times
 
 
 def serve(device_kind: str, fork: Fork, channel: socket.socket, project: Path) -> None:
@@ -156,7 +156,7 @@ class _Shared:
     compile_bound: Callable[[Bound], CompileResult]
 
     def compile(self, bound: Bound) -> CompileResult:
-        """Compile for one workload; if another worker has begun that, wait for its file in the folder."""
+        """Compile for one workload. If another worker has begun to compile for it, wait for that worker's file."""
         waiting_until = time.monotonic() + SHARED_COMPILATION
         while self._begun_elsewhere(bound) and time.monotonic() < waiting_until:
             if self._mark(bound, "ended").exists():
@@ -195,7 +195,7 @@ def _prepare(device_kind: str, fork: Fork, requests: Iterator[Request], project:
     for request in requests:
         assert isinstance(request, PreparationRequest)  # noqa: S101 - other requests go to evaluators
         send(Phase("prepare"))
-        with contextlib.suppress(CatalogError):  # the evaluator, which loads the op too, reports it
+        with contextlib.suppress(CatalogError):  # the evaluator, which also loads the op, reports the fault
             op = catalog.load(request.op)
             for workload in op.workloads(device_kind):
                 if workload.key == request.workload and not cache.find(op, workload, device.info):
@@ -305,7 +305,7 @@ def _waits(device: Device) -> Iterator[float]:
 
 
 def _require_memory(evaluator: Evaluator) -> None:
-    """Raise an error if other processes hold most of the device's memory: then the kernel is not at fault."""
+    """Raise an error if other processes hold most of the device's memory, because then the kernel is not at fault."""
     evaluator.arena.release()
     tools = evaluator.device.tools
     if tools.free_bytes and _scarce(evaluator.device):
@@ -331,7 +331,7 @@ def _turns(device_kind: str, folder: Path, send: Send) -> Turns | None:
 
 
 def _one_at_a_time(requests: Iterator[Request], turns: Turns | None, evaluator: Evaluator) -> Iterator[Request]:
-    """Yield the requests; after each, give back the turn, and the memory if others may need it."""
+    """Yield the requests. After each one, release the turn, and the memory if other processes may need it."""
     if turns is None:
         yield from requests
         return
@@ -374,11 +374,11 @@ def _memory_message(error: Exception) -> str:
 def _bounds(device_kind: str, fork: Fork, project: Path) -> Bounds:
     """Return the paths and devices that an evaluator may access.
 
-    Kernels that are native code could do harm, so their evaluator may access least.
+    Kernels that are native code could do harm, so their evaluator has the fewest rights.
     """
     caches = (user_cache_dir(), Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
-    for cache in caches:  # a confined worker cannot create PyTorch's folder, which importing torch._dynamo would do
-        with contextlib.suppress(OSError):  # without the folder, nothing is cached
+    for cache in caches:  # importing torch._dynamo creates PyTorch's folder, which a confined worker cannot do
+        with contextlib.suppress(OSError):  # without the folder, PyTorch caches nothing
             cache.mkdir(parents=True, exist_ok=True)
     if policy_of(device_kind).kernels_are_native_code:
         return Bounds((Path(fork.folder),), (project,), fork.memory_bytes)

@@ -11,17 +11,17 @@ from reference_ops.op import Tolerance
 
 ELEMENT_FACTOR = 4  # an element's error may exceed the root mean square error by this factor
 FLOAT32_UNIT = 2.0**-24
-FLOOR_ROUNDINGS = 0.25  # of the output's magnitude; PyTorch's error is below this only by chance
+FLOOR_ROUNDINGS = 0.25  # at the output's magnitude; PyTorch's error is smaller only by chance
 BIAS, BIAS_WHEN_ALIKE = 1 / 32, 1 / 16  # share of the roundings that do not cancel: twice the share measured
 THREADS, PAIRS = 256, 8  # threads of a block that sums a row, and additions of pairs that follow
 SHORT_ROW, IN_TURN = 1024, 1 / 4  # adding n terms one after the other has an error of 0.26 * sqrt(n) roundings
 LANES = 32  # lanes of the warp that adds up a longer row
 LONG_ROW = 4096  # terms of similar size that a single thread may add up
 TINY = 1e-38
-LEAST_QUICK, MOST_QUICK = 1e-15, 1e18  # squares below 1e-38 do not count beside the sum, and none exceeds 1e38
-FEW = 64  # fewer results than this may all be zero by chance, and PyTorch's all exact
-SMALL = 2**15  # elements of an output that is compared on the CPU
-ENOUGH = 16  # number of errors with a meaningful mean
+LEAST_QUICK, MOST_QUICK = 1e-15, 1e18  # squares below 1e-38 are negligible in the sum, and no square exceeds 1e38
+FEW = 64  # fewer results may all be zero by chance, and PyTorch's may all be exact
+SMALL = 2**15  # largest number of elements of an output that is compared on the CPU
+ENOUGH = 16  # least number of errors with a meaningful mean
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Sums:
     """Allowed error of a float32 sum. It covers any order of addition, because a kernel may choose the order."""
 
     unit: float = FLOAT32_UNIT  # relative error that is always allowed on average
-    element: float = FLOAT32_UNIT  # and of one element
+    element: float = FLOAT32_UNIT  # relative error that is always allowed of one element
     roundings: float = 1.0  # roundings that may add up where terms cancel
     vanishing: bool = False  # the inputs are zero or very small, so that a bias may be all that is left
-    steps: int = 1  # of a sequence: then each step computes the same as the one before
+    steps: int = 1  # of a sequence whose steps all compute the same
 
 
 NO_SUMS = Sums()
@@ -43,9 +43,9 @@ def summed(terms: int, *, alike: bool, running: bool = False) -> Sums:
 
     On average, this is twice the error of a block of 256 threads: each adds up every 256th term, then their sums are
     added in pairs. For short rows, whose roundings cancel, and for longer rows of similar terms, it is the error of a
-    single thread. The error of a `running` sum, whose order is given, may be as large in a row of any length. The error
-    of a single element may be as large as where one thread adds small terms to a large sum, so that all roundings have
-    the same direction. Two roundings are always allowed, as in a sum that is multiplied by the inverse of a count.
+    single thread. The error of a `running` sum, whose order is given, may be as large in a row of any length. A single
+    element may have the error of one thread that adds small terms to a large sum, where all roundings have the same
+    direction. Two roundings are always allowed, as in a sum that is multiplied by the inverse of a count.
     """
     if terms <= 1:
         return NO_SUMS
@@ -76,7 +76,7 @@ class Scale:
 
     @property
     def step(self) -> float:
-        """Distance of neighbouring subnormal numbers, and of zero from the least of them."""
+        """Distance between neighbouring subnormal numbers, which is also the smallest of them."""
         limits = torch.finfo(self.dtype)
         return limits.smallest_normal * limits.eps
 
@@ -92,7 +92,7 @@ class Limits:
     size: float  # root mean square of the result
     error: float  # root mean square error
     yardstick: float  # root mean square error of PyTorch, or of what is always allowed
-    allowance: Allowance  # of one element
+    allowance: Allowance  # the error that one element may have
     finite: bool  # all results are finite, also after conversion to the output's dtype
 
 
@@ -100,11 +100,11 @@ class Limits:
 class Errors:
     """Errors of each element and on average. Differences are taken in float64 and stored in float32 to save memory."""
 
-    off: torch.Tensor  # signed
+    off: torch.Tensor  # signed errors
     allowed: torch.Tensor
-    magnitude: torch.Tensor  # of the result
+    magnitude: torch.Tensor  # magnitudes of the results
     excess: torch.Tensor  # PyTorch's error beyond a rounding
-    size: float  # these are as in `Limits`
+    size: float  # this and the following fields are as in `Limits`
     error: float
     yardstick: float
     finite: bool
@@ -165,9 +165,10 @@ def allow_rounding_of_inputs(
 ) -> Errors:
     """Allow the error that rounding the inputs would cause, for example where large terms cancel.
 
-    The mean error may be that of rounding the inputs once more; an element's error may be that of rounding them as
-    often as float32 rounds a sum. With `chance`, more is allowed, in proportion to PyTorch's errors relative to
-    `perturbed`. These ratios have no heavy tail. They are taken wherever `perturbed` exceeds a rounding.
+    The mean error may be as large as if the inputs were rounded once more; an element's error may be as large as if
+    they were rounded as often as float32 rounds a sum. With `chance`, more is allowed, in proportion to PyTorch's
+    errors relative to `perturbed`. These ratios have no heavy tail. They are computed for all elements whose
+    `perturbed` exceeds a rounding.
     """
     rounding, least = errors.magnitude * scale.rounding, scale.sums.roundings
     if chance:
@@ -175,7 +176,7 @@ def allow_rounding_of_inputs(
         allowed = tolerance.factor * ELEMENT_FACTOR * (rounding + usual * perturbed)
     else:
         allowed = tolerance.factor * (rounding + least * perturbed)
-    # Only one rounding: where all elements move far, a larger allowance would hide the loss of half their bits.
+    # Only one rounding: if all elements change a lot, a larger allowance would hide the loss of half their bits.
     yardstick = norms([perturbed])[0] / math.sqrt(scale.count)
     return replace(errors, allowed=torch.maximum(errors.allowed, allowed), yardstick=max(errors.yardstick, yardstick))
 
@@ -192,10 +193,10 @@ def allow_repeated_errors(errors: Errors, repeated: torch.Tensor, tolerance: Tol
 def leeway(expected: torch.Tensor, dtype: torch.dtype, sums: Sums = NO_SUMS) -> float:
     """Return the factor by which the mean error may exceed the usual limit. It grows as the number of rows falls.
 
-    All elements of a row may share one error, such as that of its sum, so the error of a single row may be as large as
-    that of a single element. Rows are weighted by their share of the result. With 16 bits or fewer, most of the error
-    is rounding, which is alike in all rows. If inputs are nearly zero, only a bias may be left. All results are then
-    equal and share one error, as do all steps of a sequence, because each step repeats the one before.
+    All elements of a row may share one error, such as the error of its sum, so the error of a single row may be as
+    large as the error of a single element. Rows are weighted by their share of the result. With 16 bits or fewer, most
+    of the error is rounding, which is similar in all rows. If inputs are nearly zero, only a bias may be left. All
+    results are then equal and share one error, as do all steps of a sequence, because each step repeats the one before.
     """
     rows = expected.reshape(-1, expected.shape[-1] if expected.ndim > 1 else 1)
     count = float(len(rows))

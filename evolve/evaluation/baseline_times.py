@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from archive.records import Measurement, Standard
 from evolve.devices.choose import AUTOTUNE, COMPILE, EAGER
 
-STEADY = 0.03  # a smaller relative change of PyTorch's time does not count as a change of the GPU's clock
+STEADY = 0.03  # a smaller relative change of PyTorch's time is not taken for a change of the GPU's clock
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from reference_ops.listing import user_cache_dir
 from reference_ops.op import Op, Tensors, Workload
 from reference_ops.precision import TORCH_DTYPES
 
-VERSION = 2  # of the timing method; cached times of other versions are ignored
+VERSION = 2  # of the timing method; times cached by other versions are ignored
 SAMPLES, SETS = 24, 2
 # Time limits: torch.compile unrolls a loop over a sequence, which can take an hour.
 COMPILE_SECONDS = {COMPILE: 60.0, AUTOTUNE: 120.0}
@@ -65,7 +65,7 @@ class BaselineCache:
             part.write_text(json.dumps(asdict(baselines)))
             part.replace(file)
         except OSError:
-            return  # they are timed again next time
+            return  # without the file, the baselines are timed again
 
     def _file(self, op: Op, workload: Workload, info: DeviceInfo) -> Path:
         facts = [VERSION, info.key, info.arch, info.driver, info.torch, op.name, workload.key, _source_of(op)]
@@ -115,7 +115,7 @@ def timed(
         except TimeoutError:
             given_up, call = name, None
         if call is None:
-            break  # a function that fails to compile will fail with autotuning too
+            break  # a function that fails to compile also fails with autotuning
         calls[name] = call
     watch("baseline")
     times: dict[str, list[float]] = {name: [] for name in calls}
@@ -160,10 +160,10 @@ def prepared(name: str, op: Op, workload: Workload, device: Device, watch: Calla
 
 @contextlib.contextmanager
 def in_turn(watch: Callable[[str], None]) -> Iterator[None]:
-    """Begin another phase than "prepare" while torch.compile uses the device in the body: to launch, or to measure.
+    """Begin a phase other than "prepare" while torch.compile uses the device in the body, to launch or to measure.
 
-    It compiles for seconds and uses the device for a fraction of a second. If PyTorch's functions have other names in
-    this version, the whole body is one phase with exclusive use of the device.
+    torch.compile compiles for seconds and uses the device for a fraction of a second. If PyTorch's functions have other
+    names in this version, the whole body is one phase with exclusive use of the device.
     """
     phases = ["prepare"]
 

@@ -10,16 +10,16 @@ import torch
 from evolve.devices.device import Fenced
 from reference_ops.op import Op, Workload
 
-LEAST_ALIGNMENT, USUAL_ALIGNMENT = 16, 512  # guaranteed to kernels, and kept by PyTorch's allocator
+LEAST_ALIGNMENT, USUAL_ALIGNMENT = 16, 512  # what kernels may rely on, and what PyTorch's allocator gives
 GAP_BYTES = 4096  # minimum before and after every tensor
 # The first two read as NaN or as a huge number in every float type, so that a stray read shows in the output. The
-# others are an ordinary number and zero, as in real use: a kernel must not take them for its results.
+# others are an ordinary number and zero, as memory holds in real use: a kernel must not take them for its results.
 POISONS = (0xFF, 0x7E, 0x3F, 0x00)
 BY_CHANCE = 1 / 32  # share of one-byte elements that may equal the poison by chance
 NOISE_BYTES = 2**14
 WORD_BYTES = 8
-SPARE_BYTES, GPU_SPARE_BYTES = 2**16, 2**26  # after all buffers: a write with a wrong stride ends up there
-FENCED_BYTES = 2**24  # of the largest workload whose inputs end at inaccessible memory
+SPARE_BYTES, GPU_SPARE_BYTES = 2**16, 2**26  # after all buffers: a write with a wrong stride is found there
+FENCED_BYTES = 2**24  # size of the largest workload whose inputs end at inaccessible memory
 OWN_SEGMENT_BYTES = 2**25  # PyTorch's allocator does not share a segment of this size
 Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -58,7 +58,7 @@ class Arena:
     def poisoned(
         self, layout: Layout, poison: int, rng: random.Random, alignment: int = LEAST_ALIGNMENT
     ) -> dict[str, Buffer]:
-        """Return a buffer for each tensor, at random aligned offsets and in random order."""
+        """Return a buffer for each tensor. Offsets are random but aligned, and the order is random."""
         sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in layout.items()}
         names = rng.sample(list(layout), len(layout))
         starts, at = {}, 0
@@ -182,7 +182,7 @@ def _raw(tensor: torch.Tensor) -> torch.Tensor:
 HUGE_BYTES = 2**31  # workloads with more bytes are judged with the least memory
 # Bytes held per byte of inputs and outputs: buffers, copies, and all of these in float64.
 INPUTS_HELD, OUTPUTS_HELD = 7, 16
-LEAST_INPUTS_HELD, LEAST_OUTPUTS_HELD = 3, 6  # of a huge workload: an output, and the reference in float64
+LEAST_INPUTS_HELD, LEAST_OUTPUTS_HELD = 3, 6  # of a huge workload: its buffers, an output, and the reference in float64
 
 
 def is_huge(op: Op, workload: Workload) -> bool:
@@ -191,10 +191,9 @@ def is_huge(op: Op, workload: Workload) -> bool:
 
 
 def bytes_held(op: Op, workload: Workload) -> int:
-    """Return the most memory that an evaluation needs.
+    """Return the largest amount of memory that an evaluation may need.
 
-    This maximum is needed when an output's errors must be explained. Errors of huge outputs are explained only if
-    memory is left.
+    It is needed when an output's errors must be explained. Errors of huge outputs are explained only if memory is left.
     """
     huge = is_huge(op, workload)
     of_inputs, of_outputs = (LEAST_INPUTS_HELD, LEAST_OUTPUTS_HELD) if huge else (INPUTS_HELD, OUTPUTS_HELD)

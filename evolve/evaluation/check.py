@@ -27,7 +27,7 @@ from reference_ops.precision import TORCH_DTYPES
 
 UNUSED = "unused "
 SHORT_OF_MEMORY = " (the device has too little memory to compute how much of the error rounding explains)"
-FEW_REDRAWN = 8  # elements of each input: too few to show in the sample of inputs that a kernel may compare
+FEW_REDRAWN = 8  # elements of each input: too few to be noticed by a kernel that compares a sample of its inputs
 MEMORY_STATES: tuple[Callable[[torch.Tensor], object], ...] = (
     lambda raw: raw,
     lambda raw: raw.random_(0, 256),
@@ -78,7 +78,8 @@ class Inspector:
     watch: Callable[[str], None]
     # Number of mixtures drawn so far, by dtype ("" for all dtypes) and by whether the workload is timed.
     mixtures_drawn: Counter[tuple[str, bool]] = field(default_factory=Counter)
-    memory_states: list[Callable[[torch.Tensor], object]] = field(default_factory=list)  # still to be used this round
+    # those of the current round that are still unused
+    memory_states: list[Callable[[torch.Tensor], object]] = field(default_factory=list)
 
     def check(self, program: Program, op: Op, workload: Workload, *, closely: bool = False) -> bool:
         """Check the program; return whether repeated runs agree bit for bit. Raises RejectedError at the first fault.
@@ -101,7 +102,8 @@ class Inspector:
         own = _raw(buffers, [name for name in once if name not in inputs])
         for poison in poisons:
             self._run_again(program, usual, buffers, own, poison, found, drawn)
-        if keeps := timed and bool(program.bound.workspace):  # the kernel may have marked its work as done there
+        # the kernel may have marked its work as done in the workspace
+        if keeps := timed and bool(program.bound.workspace):
             results = _raw(buffers, [spec.name for spec in op.outputs])
             self._run_again(program, usual, buffers, results, poisons[0], found, drawn)
         del drawn
@@ -147,7 +149,7 @@ class Inspector:
         """Check the program once on each of these distributions, extremes or arrangements of inputs.
 
         With `in_turn`, each input in turn is the only one that is not finite, at the last place of a row.
-        With `few`, rows of extremes are drawn a few times, even if there are too few rows for all of them. With
+        With `few`, rows of extremes are drawn a few times, even if some extremes then never occur. With
         `in_graph`, the call is captured once in a CUDA graph, if the device has them, and replayed on each.
         """
         draws = [draw for name in names for draw in self._draws(op, workload, name, few=few, in_turn=in_turn)]
@@ -218,10 +220,10 @@ class Inspector:
         self.judge(draw, outputs, POISONS[1])
 
     def _leave_memory(self, own: list[torch.Tensor], *, timed: bool) -> None:
-        """Set outputs and workspace to a state that occurs in use: unchanged since the last call, random, or zero.
+        """Set outputs and workspace to a state that occurs in real use: unchanged since the last call, random, or zero.
 
-        On a timed workload they stay unchanged since the last call, so that a kernel that finds its mark there and
-        skips its work fails.
+        On a timed workload they stay unchanged since the last call, so that a kernel fails if it finds its own mark in
+        them and skips its work.
         """
         if timed:
             return
@@ -234,8 +236,8 @@ class Inspector:
     def _mixed_seed(self, op: Op, dtype: str, *, timed: bool) -> int:
         """Return a seed such that the mixtures of an evaluation cover all distributions.
 
-        Timed workloads and all others are covered separately. Every dtype gets large weights. Each distribution is
-        used for the first row once, or for all rows if they depend on each other. The order is random.
+        Timed workloads and all others are covered separately. Every dtype gets large weights. Each distribution is used
+        once for the first row, or once for all rows if rows depend on each other. The order is random.
         """
         every, own = ("", timed), (dtype, timed)
         self.mixtures_drawn.setdefault(every, self.rng.randrange(1 + len(op.values)))
@@ -264,7 +266,7 @@ class Inspector:
                 )
                 if comparison.fault:
                     right = expected.pytorch[index][group.rows]
-                    left = unwritten(actual[group.rows], right, poison) if poison else 0  # zeros may be results
+                    left = unwritten(actual[group.rows], right, poison) if poison else 0  # zeros may be correct results
                     never = f" ({left} elements still hold the poison: never written)" if left else ""
                     on = "" if group.values == NORMAL else f" on {group.values} values"
                     note = SHORT_OF_MEMORY if expected.short_of_memory else ""
@@ -313,7 +315,7 @@ class Inspector:
 
 
 def _mixtures(op: Op, workload: Workload) -> int:
-    """Return how many mixtures to draw: more than one if a parameter such as `eps` has a value not listed by the op.
+    """Return how many mixtures to draw: several if a parameter such as `eps` has a value that the op does not list.
 
     Such a value matters only on few distributions, and with few rows, one mixture contains few of these.
     """

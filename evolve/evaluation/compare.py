@@ -28,33 +28,34 @@ from reference_ops.op import Tolerance
 
 CUT_OFF_FACTOR = 1.75
 EDGE = 2.0**-8  # relative distance from the largest number: a few roundings of float16
-RELATIVE, RELATIVE_ROUNDINGS = 2.0**-6, 8  # share of an element that its error may be, or this many roundings
+RELATIVE, RELATIVE_ROUNDINGS = 2.0**-6, 8  # allowed relative error of an element, or its number of roundings
 NEARLY, FEW_OFF = 4, 8  # at most 8 of many rows may exceed the allowed error by chance, and by less than 4 times
-FAR, FAR_IN_16_BITS = 4096, 64  # times the allowed error; rounding of the inputs is not considered beyond this
+FAR, FAR_IN_16_BITS = 4096, 64  # times the allowed error; a larger one is never explained by rounding of the inputs
 
 
 @dataclass(frozen=True)
 class NotFinite:
     """Facts about a result for inputs that are not finite."""
 
-    results: tuple[torch.Tensor, ...]  # of PyTorch's reference and of its baseline
+    results: tuple[torch.Tensor, ...]  # those of the reference in PyTorch and of its baseline
     infinite: bool = False  # infinities are among the inputs, not NaN alone
-    # NaN may be anything: PyTorch's formula multiplies an infinity by zero, another formula need not
+    # Any result may stand in place of NaN: PyTorch's formula multiplies an infinity by zero, another formula need not
     lenient: bool = False
-    of_weights: bool = False  # such inputs are weights, which are multiplied by the zeros of a padding
-    depends: Callable[[], torch.Tensor] | None = None  # computes where the result depends on such an input
-    of_nan: Callable[[], torch.Tensor] | None = None  # computes where NaN among the inputs alone makes NaN
-    lost: Callable[[], torch.Tensor] | None = None  # computes where another output of the same row is NaN
+    # the inputs that are not finite are weights, which are multiplied by the zeros of a padding
+    of_weights: bool = False
+    depends: Callable[[], torch.Tensor] | None = None  # computes which elements depend on an input that is not finite
+    of_nan: Callable[[], torch.Tensor] | None = None  # computes which elements NaN inputs alone make NaN
+    lost: Callable[[], torch.Tensor] | None = None  # computes in which rows another output is NaN
 
 
 @dataclass(frozen=True)
 class Excuses:
     """Explanations of an error besides rounding and PyTorch's own error. The functions are called only where needed."""
 
-    sums: Sums = NO_SUMS  # the allowed error of sums, see `summed`
-    # Computes the change of each element when the inputs are perturbed by a rounding; it is slow.
+    sums: Sums = NO_SUMS  # the allowed error of sums; see `summed`
+    # Computes the change of each element when the inputs are perturbed by a rounding, which is slow.
     perturbed: Callable[[], torch.Tensor] | None = None
-    # Computes the error that PyTorch makes of such inputs, which is slower.
+    # Computes PyTorch's error on the perturbed inputs, which is slower.
     repeated: Callable[[], torch.Tensor] | None = None
     not_finite: NotFinite | None = None
 
@@ -79,7 +80,7 @@ class Comparison:
 def clearly_right(results: Results, tolerance: Tolerance, sums: Sums, passes: ErrorPasses) -> Comparison | None:
     """Compare a large output by the same rules as `compared`, without storing errors.
 
-    Return None unless the output is finite and right by the strictest of these rules.
+    Return None unless the output is finite and right by the strictest of the rules.
     """
     actual = results[0]
     if tolerance.exact or actual.numel() <= SMALL or not (_same_shapes(results) and passes.takes(results)):
@@ -94,10 +95,10 @@ def clearly_right(results: Results, tolerance: Tolerance, sums: Sums, passes: Er
 
 
 def right_in_turn(results: Results, tolerance: Tolerance, sums: Sequence[Sums]) -> list[Comparison | None]:
-    """Compare a small output by groups as `compared` would: row i belongs to group i modulo their number.
+    """Compare the groups of a small output as `compared` would: row i belongs to group i modulo the number of groups.
 
-    All groups together take as many operations as a single group. None means that a group is not finite and right by
-    the strictest of these rules.
+    All groups together take as many operations as a single group. None stands for a group that is not both finite and
+    right by the strictest of these rules.
     """
     if not _same_shapes(results):
         return [None] * len(sums)
@@ -141,7 +142,7 @@ def _allowed_of_rows(
         for found in ([one.constant for one in allowances], [one.of_result for one in allowances])
     )
     allowed = torch.addcmul(constants, magnitude, of_result)
-    share = allowances[0].of_excess  # the same for all
+    share = allowances[0].of_excess  # equal in all allowances
     return allowed.add_(excess, alpha=share) if share else allowed
 
 
@@ -158,8 +159,8 @@ def compared(
 ) -> Comparison:
     """Compare an output with the float64 result `expected`, and its error with that of `pytorch` at this dtype.
 
-    Where inputs are not finite, only elements are compared that are finite, NaN or infinite in all of PyTorch's results
-    as in `expected`.
+    Where inputs are not finite, only those elements are compared for which all of PyTorch's results agree with
+    `expected` on whether they are finite, NaN or infinite.
     """
     if actual.shape != expected.shape:
         return Comparison(f"the shape is {tuple(actual.shape)}, expected {tuple(expected.shape)}")
@@ -188,8 +189,8 @@ def _with_infinities(
 ) -> Comparison:  # fmt: skip
     """Require NaN and infinities exactly where the float64 result has them, and compare the rest as usual.
 
-    If inputs are infinite, an infinity may come out in place of NaN, because that depends on the order of operations.
-    This does not hold where the result would be NaN without the infinities, too. NaN in place of an infinity is right
+    If inputs are infinite, a result may be infinite in place of NaN, because that depends on the order of operations.
+    This does not hold for results that would also be NaN without the infinities. NaN in place of an infinity is right
     only where NaN spreads in any case, as in the mean of a row that is normalised. Results that depend on an infinite
     weight may be NaN: a kernel may multiply the weight by the mean first. NaN that comes from a product with zero may
     be missing, because a kernel need not multiply by zero.
@@ -199,7 +200,7 @@ def _with_infinities(
     largest = torch.finfo(scale.dtype).max
     target = torch.where(expected.abs() > largest, expected.to(scale.dtype).double(), expected)
     # Near the largest number, rounding decides whether a result is infinite. Where an intermediate result of PyTorch
-    # overflows, that of a kernel may overflow too.
+    # overflows, a kernel's may overflow too.
     edge = (expected.abs() / largest - 1).abs() < EDGE
     overflowed = pytorch.isinf() & (expected.abs() > largest / 2)
     got = actual.double()
@@ -271,7 +272,7 @@ def _inaccurate(
     errors: Errors, actual: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance, scale: Scale
 ) -> Comparison:
     found = _verdict(errors, actual, expected, tolerance, scale)
-    if found.worst > 1:  # most outputs pass without this, which takes more passes over memory
+    if found.worst > 1:  # most outputs pass without this computation, which takes more passes over memory
         errors = allow_worst_of_pytorch(errors, tolerance, scale)
         found = _verdict(errors, actual, expected, tolerance, scale)
     few, far = scale.count < FEW, FAR if scale.dtype.itemsize >= 4 else FAR_IN_16_BITS
@@ -291,7 +292,7 @@ def _inaccurate(
 
 
 def _relatively_off(errors: Errors, actual: torch.Tensor, expected: torch.Tensor, scale: Scale) -> str:
-    """Return a fault if an element's relative error exceeds the limit, PyTorch's and that of subnormal numbers."""
+    """Return a fault if an element's relative error exceeds the limit, PyTorch's and that of subnormal rounding."""
     one = _relative_allowance(scale)
     least = errors.excess.new_full((), one.constant)
     allowed = torch.add(least, errors.magnitude, alpha=one.of_result).add_(errors.excess, alpha=one.of_excess)

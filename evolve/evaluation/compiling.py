@@ -34,9 +34,10 @@ from reference_ops.parameters import (
 from reference_ops.shapes import held_out, past_few_bits, powers_of_two, stretched, thinned, without_rows
 
 HELD_OUT, HELD_OUT_TO_CONFIRM = 2, 6
-# A champion is also tested at a shape nearly as large as the largest declared: some faults show only there.
+# A champion is also tested at a shape nearly as large as the largest declared one: some faults show only there.
 LARGE_SHARE, LARGEST_BYTES = 4, 2**31
-MOST_THIN, THIN_BYTES = 4, 2**26  # number of kinds of declared rows of which a few rows are run under the sanitizer
+# number of kinds of declared rows; a few rows of each kind are run under the sanitizer
+MOST_THIN, THIN_BYTES = 4, 2**26
 P = TypeVar("P")
 M = TypeVar("M", bound=CompileResult)
 
@@ -52,15 +53,17 @@ class Shapes:
     awkward: tuple[Workload, ...] = ()
     held_out: tuple[Workload, ...] = ()
     stretched: tuple[Workload, ...] = ()  # larger in one dim than any that the op lists
-    long: tuple[Workload, ...] = ()  # the longest listed rows, one for each distribution, or a single one
-    once: tuple[Workload, ...] = ()  # checked on few inputs: parameters at zero or far apart, sizes past few bits
-    edges: tuple[Workload, ...] = ()  # the same: sizes of 1 to 4, equal ones, powers of two, large parameters
-    thin: tuple[Workload, ...] = ()  # declared rows, but few of them, for slow tools; only to confirm
+    long: tuple[Workload, ...] = ()  # the longest listed rows: one row for each distribution, or a single row
+    # checked on few inputs: parameters that are zero or far apart, sizes that few bits cannot index
+    once: tuple[Workload, ...] = ()
+    # also checked on few inputs: sizes of 1 to 4, equal sizes, powers of two, large parameters
+    edges: tuple[Workload, ...] = ()
+    thin: tuple[Workload, ...] = ()  # few rows of declared lengths, for slow tools; used only by confirmations
     skipped: tuple[str, ...] = ()  # declared workloads that the plan does not accept, and why
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """The dtypes of the listed workloads; that of the first awkward one, the smallest, is the first."""
+        """The dtypes of the listed workloads, first that of the first awkward workload, which is the smallest."""
         return tuple(dict.fromkeys(workload.dtype for workload in (*self.awkward, *self.declared)))
 
     def listed_in(self, dtype: str) -> "Shapes":
@@ -217,10 +220,9 @@ class Compilation(Generic[P]):
         return sum(math.prod(launch.grid) * math.prod(launch.block) for launch in self._bound(workload).launches)
 
     def _steps(self, workload: Workload) -> int:
-        """Return the steps of all threads of a block that goes through rows one after the other, if there is one.
+        """Return the total steps of a block's threads if the block processes rows one after the other, else zero.
 
-        A launch of fewer threads than rows has such a block. Other blocks end after a few steps for each of their
-        threads.
+        A launch of fewer threads than rows has such a block. In other blocks, each thread ends after a few steps.
         """
         rows = max(math.prod(self.op.shape(tensor, workload)[:-1]) for tensor in self.op.outputs)
         launches = [(math.prod(one.grid), math.prod(one.block)) for one in self._bound(workload).launches]
@@ -228,7 +230,7 @@ class Compilation(Generic[P]):
 
 
 def with_declared(programs: Compiled[P]) -> Compiled[P]:
-    """Return these programs. Raises RejectedError if there is none for a declared workload."""
+    """Return these programs. Raises RejectedError if none of them is for a declared workload."""
     if not programs.declared:
         raise _no_workload_left(programs.skipped)
     return programs
@@ -266,7 +268,7 @@ def precompile(
     kernel: Kernel, op: Op, info: DeviceInfo, compile_bound: Callable[[Bound], CompileResult], shapes_seed: int,
     *, confirm: bool = False, setting: bool = False,
 ) -> Evaluation:  # fmt: skip
-    """Return the part of the verdict that needs no device: a kernel passes if it compiles for all its workloads.
+    """Return the part of the verdict that needs no device: the kernel passes if it compiles for all its workloads.
 
     A `setting` of a known kernel's knobs is compiled only for the declared workloads.
     """

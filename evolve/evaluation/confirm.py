@@ -27,11 +27,12 @@ from reference_ops.shapes import beyond, prime_below, with_rows, without_rows
 
 ROUNDS = 31
 BASELINE = 1  # index of the baseline among three contestants; the others are the kernel
-CONTENDER = 1.05  # times the best baseline; a slower kernel cannot win a duel
+CONTENDER = 1.05  # times the best baseline's time; a slower kernel cannot win a duel
 SANITIZER_SECONDS = 60.0
-SANITIZED_LONG_BYTES = 2**23  # of a shape with one long dim
+SANITIZED_LONG_BYTES = 2**23  # limit on the inputs of a shape with one long dim
 SANITIZED_BYTES = 2**29  # limit on the inputs of a small shape: the tools are a hundred times slower
-SANITIZED_WHOLE, WHOLE_BYTES = 2, 2**32  # declared workloads of which the kernel accepts no smaller form
+# number and size of declared workloads of which the kernel accepts no smaller form
+SANITIZED_WHOLE, WHOLE_BYTES = 2, 2**32
 
 
 def confirmation(
@@ -99,7 +100,7 @@ def without_small_form(programs: Compiled[Program], op: Op) -> tuple[tuple[Workl
     """Return the smallest declared workloads for kinds of rows of which the kernel accepts no small number."""
     few = {without_rows(op, workload) for workload, _ in programs.thin}
     whole = [pair for pair in programs.declared if without_rows(op, pair[0]) not in few]
-    whole = [pair for pair in whole if op.nbytes(pair[0]) <= WHOLE_BYTES]  # each tool holds all of its tensors
+    whole = [pair for pair in whole if op.nbytes(pair[0]) <= WHOLE_BYTES]  # each tool holds all tensors of the workload
     return tuple(sorted(whole, key=lambda pair: op.nbytes(pair[0]))[:SANITIZED_WHOLE])
 
 
@@ -148,16 +149,16 @@ def _best_baseline(op: Op, workload: Workload, inspector: Inspector, times: Base
 
 
 def _spread(smallest: list[tuple[Workload, Program]]) -> list[tuple[Workload, Program]]:
-    """Return the smallest, the largest of the smaller half, and one in between: their loops and tails differ.
+    """Return the smallest shape, the largest one of the smaller half, and one in between: their loops and tails differ.
 
-    The larger half would take too long.
+    Shapes of the larger half would take too long.
     """
     half = smallest[: max(1, len(smallest) // 2)]
     return [half[index] for index in sorted({0, len(half) // 2, len(half) - 1})] if half else []
 
 
 ROWS_ALONE, WHOLE = 0.8, 0.6  # share of the device's memory for repeated rows, and for all that a reference needs
-LONGEST_SECONDS = 1.5  # that the kernel may need there, judging by its time at the workloads that were measured
+LONGEST_SECONDS = 1.5  # limit on the kernel's time there, estimated from its times at the measured workloads
 LEAST_ROWS = 3
 
 
@@ -165,10 +166,10 @@ LEAST_ROWS = 3
 class Beyond:
     """Limits of a check beyond the usual sizes."""
 
-    elements: int  # a tensor must have more
+    elements: int  # one of the tensors must have more elements
     memory_bytes: int
     measured: tuple[tuple[Workload, float], ...] = ()  # the kernel's times in seconds
-    repeated: int = 2**25  # elements of the rows that are repeated: so many are compared at once
+    repeated: int = 2**25  # elements of the rows that are repeated, and that are compared at once
 
     def allows(self, op: Op, workload: Workload) -> bool:
         by_rows = repeats_rows(op, workload)
@@ -178,7 +179,7 @@ class Beyond:
 
 
 def check_beyond(inspector: Inspector, kernel: Kernel, op: Op, limits: Beyond) -> tuple[Workload, ...]:
-    """Check the kernel once beyond this number of elements. Return the workload, or None if none is possible.
+    """Check the kernel once beyond the limit's number of elements. Return the workload, if one is possible.
 
     Raises RejectedError if it is wrong there.
     """
@@ -188,7 +189,7 @@ def check_beyond(inspector: Inspector, kernel: Kernel, op: Op, limits: Beyond) -
             continue
         if (program := _compiled(inspector, kernel, op, workload)) is None:
             continue
-        inspector.watch("time")  # alone on the device, because little memory is left for others
+        inspector.watch("time")  # exclusive use of the device, because little memory is left for other processes
         try:
             if repeats_rows(op, workload):
                 _check_rows(inspector, program, op, workload, limits.repeated)
@@ -209,7 +210,7 @@ def check_beyond(inspector: Inspector, kernel: Kernel, op: Op, limits: Beyond) -
 def repeats_rows(op: Op, workload: Workload) -> bool:
     """Return whether each row of every output depends only on the same row of the inputs and on inputs without rows.
 
-    An input without dims is the gradient of a mean, which depends on the number of rows.
+    The answer is no if an input has no dims: it is the gradient of a mean, which depends on the number of rows.
     """
     rows, fewer = _rows(op), with_rows(op, workload, LEAST_ROWS)
     every = (*op.inputs, *op.outputs)
@@ -270,7 +271,7 @@ def _check_rows(inspector: Inspector, program: Program, op: Op, workload: Worklo
 
 
 def _repeated(op: Op, inputs: Tensors, count: int) -> Iterator[tuple[str, slice, torch.Tensor]]:
-    """Yield the place and the values of each part of each input, which has so many rows."""
+    """Yield the place and the values of each part of each input. A part has this many rows."""
     for spec in op.inputs:
         values = inputs[spec.name]
         if spec.dims[:1] != (_rows(op),):
@@ -286,7 +287,10 @@ def _differ(some: torch.Tensor, others: torch.Tensor) -> bool:
 
 
 def _judge(inspector: Inspector, expected: Truth, index: int, actual: torch.Tensor, workload: Workload) -> None:
-    """Judge some rows of an output. If they are fewer than the expected ones, PyTorch's rows replace the others."""
+    """Judge some rows of an output.
+
+    If there are fewer rows than expected ones, PyTorch's rows replace the missing ones.
+    """
     if len(actual) < len(expected.pytorch[index]):
         whole = expected.pytorch[index].clone()
         whole[: len(actual)] = actual

@@ -39,11 +39,13 @@ from reference_ops.op import (
 from reference_ops.parameters import has_vanishing_term
 from reference_ops.shapes import integers_of, without_rows
 
-EXTREMES_AT_ONCE = 2  # at a declared workload whose rows depend on each other
+EXTREMES_AT_ONCE = 2  # number of extremes at a declared workload whose rows depend on each other
 ROWS_WITH_TAILS = 4  # enough for two inputs to have NaN in rows of their own, beside others
-SMALL_BYTES = 2**22  # of a workload at which every extreme is checked
-SLOWER = "note: another setting of its knobs is clearly faster everywhere, so this one was checked in few calls alone"
-# NaN thrice: at the end of a row, at its beginning, or between.
+SMALL_BYTES = 2**22  # size of a workload at which every extreme is checked
+SLOWER = (
+    "note: another setting of its knobs is clearly faster everywhere, so this setting was checked in only a few calls"
+)
+# NaN occurs three times: at the end of a row, at its beginning, and in between.
 OF_A_SINGLE_ROW = (LARGE, SHIFTED, "far_below", "masked", NAN, NAN, NAN, INFINITE, MINUS_INF, CLASHING)
 Pair = tuple[Workload, Program]
 
@@ -72,7 +74,7 @@ def evaluate(
         compilation = Compilation(kernel, op, device.info, device.compile)
         evaluator.watch("compile")
         shapes = compilation.shapes(shapes_seed, confirm=confirm)
-        seed = secrets.randbelow(2**31)  # compilers do not know it, so that no kernel can depend on it
+        seed = secrets.randbelow(2**31)  # drawn after compilation, so that no kernel can depend on it
         inspector = Inspector(device, evaluator.arena, random.Random(seed), checks, evaluator.watch)
         verdict, agreed = replace(verdict, seed=seed), list[bool]()
 
@@ -133,9 +135,9 @@ def compiled_in_turn(
     check: Callable[[Sequence[Pair]], None],
     watch: Callable[[str], None],
 ) -> tuple[Pair, ...]:
-    """Compile for each workload once the program for the one before it has passed `check`.
+    """Compile for each workload after the program for the previous workload has passed `check`.
 
-    The smallest comes first. Most faults appear there, and then nothing else is compiled.
+    The smallest workload comes first: most faults show there, and then nothing else is compiled.
     """
     passed: list[Pair] = []
     for workload in workloads:
@@ -150,8 +152,8 @@ def compiled_in_turn(
 def glance(kernel: Kernel, op: Op, evaluator: "Evaluator", *, bars: Mapping[str, float]) -> Evaluation | None:
     """Return the verdict on a kernel that is clearly slower than the times to beat at all its workloads, else None.
 
-    It serves settings of knobs of a kernel that has passed, because it checks and times only a few calls. A fault found
-    in these calls is the verdict too.
+    It is used for knob settings of a kernel that has passed, because it checks and times only a few calls. A fault in
+    one of these calls is a verdict, too.
     """
     device, checks = evaluator.device, list[Check]()
     evaluator.lacking.clear()
@@ -185,7 +187,10 @@ def glance(kernel: Kernel, op: Op, evaluator: "Evaluator", *, bars: Mapping[str,
 
 
 def defined_ones(programs: Compiled[Program], op: Op, device: Device) -> Compiled[Program]:
-    """Return the programs, except drawn workloads that the op does not accept. Edges must also have finite results."""
+    """Return the programs, except those of drawn workloads that the op does not accept.
+
+    At `edges`, results must also be finite.
+    """
 
     def accepted(pairs: tuple[Pair, ...], *, finite: bool = False) -> tuple[Pair, ...]:
         return tuple(pair for pair in pairs if defined(op, pair[0], device.torch_device, finite=finite))
@@ -202,11 +207,10 @@ def defined_ones(programs: Compiled[Program], op: Op, device: Device) -> Compile
 
 
 def check_extremes(programs: Compiled[Program], op: Op, inspector: Inspector, graphed: str = "") -> None:
-    """Check every extreme and every arrangement once per dtype at a small workload, for one dtype in a CUDA graph.
+    """Check every extreme and every arrangement once per dtype at a small workload.
 
-    That dtype is `graphed`, if it is given.
-
-    Where rows are independent, one draw has rows of every extreme. Raises RejectedError at the first fault.
+    One dtype, `graphed` if it is given, is checked in a CUDA graph. Where rows are independent, one draw has rows of
+    every extreme. Raises RejectedError at the first fault.
     """
     everywhere = (*programs.awkward, *programs.declared)  # listed shapes: a fault there holds for all equal code
     dtypes = list(dict.fromkeys(workload.dtype for workload, _ in everywhere))
@@ -244,7 +248,7 @@ def _has_tails(op: Op, workload: Workload) -> bool:
 
 
 def check_once(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
-    """Check edges on normal inputs, long rows on all distributions and NaN, one row on those that others could hide.
+    """Check edges on normal inputs, long rows on all distributions and NaN, and single rows on values that others hide.
 
     Where a term vanishes, also check on inputs that are not finite, whose product with zero is NaN. Where a size is 1,
     a special case in many kernels, also check on a few extremes.
@@ -274,14 +278,14 @@ def _few_extremes(op: Op) -> tuple[str, ...]:
 
 
 def check_stretched(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
-    """Check every arrangement where one dim is long, and rows of every extreme if there are enough, else one extreme.
+    """Check every arrangement where one dim is long, and rows of every extreme, or one extreme if there are few rows.
 
-    Only one arrangement of weights, and one of infinities at the same places, is checked, because the length matters
-    little to them.
+    Of the arrangements of weights, and of infinities at the same places, only one each is checked, because they depend
+    little on the length.
     """
     listed = max(op.shape(op.varied[0], workload)[:1] for workload in op.listed)
     for workload, program in programs.stretched:
-        longer_rows = op.shape(op.varied[0], workload)[:1] <= listed  # not only more of them
+        longer_rows = op.shape(op.varied[0], workload)[:1] <= listed  # rows must be longer, not only more numerous
         every = longer_rows and meets_extremes_by_rows(op, workload)
         numbers = (EXTREME_ROWS,) if every else (NORMAL, *inspector.rng.sample(op.extremes, min(1, len(op.extremes))))
         left = inspector.rng.sample(OF_WEIGHTS, len(OF_WEIGHTS) - 1) + inspector.rng.sample(MEETING, 1)
@@ -289,7 +293,7 @@ def check_stretched(programs: Compiled[Program], op: Op, inspector: Inspector) -
 
 
 def check_declared(programs: Compiled[Program], op: Op, inspector: Inspector, *, confirm: bool) -> None:
-    """Check the arrangements at the declared workloads, one at each in turn; in a confirmation, the extremes too.
+    """Check the arrangements at the declared workloads, one at each in turn. A confirmation checks the extremes, too.
 
     Rows of every extreme are checked at one workload of each kind of rows, because a kernel may treat each kind
     differently. Where rows depend on each other, only two extremes are checked.
@@ -313,7 +317,7 @@ def check_missing(programs: Compiled[Program], op: Op, inspector: Inspector) -> 
 
 
 def _chosen(pairs: list[Pair], op: Op, inspector: Inspector) -> Pair:
-    """Return one of the larger small workloads, which have room for an index or a mask, or else the smallest of all."""
+    """Return a small workload whose dims are large enough for an index or a mask, or else the smallest workload."""
     in_order = sorted(pairs, key=lambda pair: op.nbytes(pair[0]))
     small = [pair for pair in in_order if op.nbytes(pair[0]) <= SMALL_BYTES] or in_order[:1]
     return inspector.rng.choice(small[len(small) // 2 :])

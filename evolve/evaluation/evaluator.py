@@ -25,7 +25,7 @@ class Evaluator:
     device: Device
     watch: Callable[[str], None]  # called with the name of each phase that begins
     cache: BaselineCache = field(default_factory=baselines.cache)
-    timed: dict[tuple[str, str], Baselines] = field(default_factory=dict)  # by op and workload
+    timed: dict[tuple[str, str], Baselines] = field(default_factory=dict)  # key: op and workload
     defers: bool = False  # leave out unknown times of torch.compile; the engine completes measurements later
     lacking: list[str] = field(default_factory=list)  # workloads that lack times of torch.compile
 
@@ -43,9 +43,9 @@ class Evaluator:
         return found
 
     def baselines_at_hand(self, op: Op, workload: Workload) -> Baselines:
-        """Return the baselines' times, or only eager PyTorch's if the others are deferred.
+        """Return the baselines' times.
 
-        `lacking` then has the workload.
+        If `defers` is set, return eager PyTorch's only and add the workload to `lacking`.
         """
         if not self.defers or self.known(op, workload):
             return self.baselines_for(op, workload)
@@ -56,7 +56,10 @@ class Evaluator:
         return self._eager[key]
 
     def baselines_for(self, op: Op, workload: Workload) -> Baselines:
-        """Return the baselines' times, timed now or before. Raises UserError if wrong results would pass here."""
+        """Return the baselines' times, timed now or before.
+
+        Raises UserError if wrong results would pass at this workload.
+        """
         if found := self.known(op, workload):
             return found
         self.watch("prepare")

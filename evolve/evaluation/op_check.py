@@ -34,14 +34,15 @@ from reference_ops.op import (
     Workload,
 )
 
-VISIBLE_SHARE = 0.05  # of the root mean square, by which one element is corrupted
-AT_ONCE = 2**26  # elements that are converted to float64 at once
-VISIBLE_ROUNDINGS = 16  # of the element, added to its change
-MATERIAL = 4  # times rounding and PyTorch's own error; a smaller change need not be found
+VISIBLE_SHARE = 0.05  # share of the root mean square by which one element is corrupted
+AT_ONCE = 2**26  # number of elements that are converted to float64 at once
+VISIBLE_ROUNDINGS = 16  # roundings of the element, added to its change
+MATERIAL = 4  # factor of rounding and PyTorch's own error; a smaller change need not be found
 BITS_LOST = 3  # of bfloat16's 8 bits; float16 loses as many in a round trip through bfloat16; 8-bit types keep one
 PLACES_TRIED = 50
-SECOND_LOOKS, FURTHER_LOOKS, MOST = 2, 4, 3  # a spot that a quarter of the seeds show counts in 1 of 1,000 evaluations
-LENIENCY = 16  # times the error allowed for a kernel: fused baselines round differently
+# a blind spot of a quarter of the seeds is reported in 1 of 1,000 evaluations
+SECOND_LOOKS, FURTHER_LOOKS, MOST = 2, 4, 3
+LENIENCY = 16  # factor of the error allowed for a kernel: fused baselines round differently
 CANNOT = "PyTorch cannot compute it"
 Corruption = Callable[[torch.Tensor, random.Random], torch.Tensor]
 
@@ -69,10 +70,10 @@ def distributions(op: Op) -> tuple[str, ...]:
 def blind_spots(
     op: Op, workload: Workload, seed: int, torch_device: str, *, quick: bool = False
 ) -> tuple[BlindSpot, ...]:
-    """Return the faults that an evaluation at this workload would miss; `quick` tries only what evaluations draw.
+    """Return the faults that an evaluation here would miss; `quick` tries only inputs that evaluations draw.
 
     A corruption may pass by chance, for example if a number has few bits to lose. It counts only if it passes again
-    with two other seeds, and then, on any values, with most of some further seeds.
+    with two other seeds and then, on any values, with most of some further seeds.
     """
     found = _spots(op, workload, seed, torch_device, quick=quick)
     shown = Counter[tuple[str, str]]()
@@ -217,7 +218,7 @@ def _ignored_inputs(known: Truth, torch_device: str) -> Iterator[BlindSpot]:
 
 
 def _seen(known: Truth, workload: Workload, inputs: Tensors) -> bool:
-    """Return whether the outputs for other inputs or parameters would be rejected."""
+    """Return whether the outputs for the changed inputs or parameters would be rejected."""
     try:
         outputs = known.op.call(inputs, workload)
     except torch.OutOfMemoryError:
@@ -247,7 +248,7 @@ def _material(known: Truth, index: int, group: RowGroup, spoiled: torch.Tensor) 
     if known.exact(index, group) or bool(same.all()):
         return not bool(same.all())
     change = torch.where(same, 0.0, (changed - original).abs())
-    # Another order of addition may change results as much. Smaller changes must be found on normal inputs only.
+    # Another order of addition may change results by as much. Smaller changes must be found on normal inputs only.
     unit = max(torch.finfo(pytorch.dtype).eps / 2, known.sums(index, group).unit)
     # With few rows, whose elements may share an error, more is allowed.
     times = max(MATERIAL, known.op.tolerance.factor * leeway(expected, pytorch.dtype))

@@ -17,17 +17,17 @@ class TimingRequest:
 
 @dataclass(frozen=True)
 class TimingResult:
-    """PyTorch's times, or why there are none; `tainted` if the process that took them must not be used again."""
+    """PyTorch's times, or the reason for their absence; `tainted` if the process that took them must not be used again."""
 
     standard: Standard | None
     fault: str = ""
     tainted: bool = False
-    hint: str = ""  # what the user can do if the op itself is at fault
+    hint: str = ""  # what the user can do if the fault is in the op
 
 
 @dataclass(frozen=True)
 class PreparationRequest:
-    """Request to compile a baseline ahead at one workload of an op, so that timing it takes less time."""
+    """Request to compile a baseline ahead at one workload of an op, so that the later timing takes less time."""
 
     op: str
     workload: str
@@ -50,7 +50,7 @@ class ProfileRequest:
 
 @dataclass(frozen=True)
 class ProfileResult:
-    """The profiler's counters, or why there are none; `lasting` if profiling any other kernel would fail too."""
+    """The profiler's counters, or the reason for their absence; `lasting` if profiling any other kernel would fail too."""
 
     profile: Profile | None
     fault: str = ""

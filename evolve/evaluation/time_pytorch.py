@@ -49,7 +49,7 @@ def time_pytorch(op: Op, request: TimingRequest, evaluator: Evaluator) -> Timing
         # PyTorch may leave a GPU in any state when it fails: the next workload needs a fresh process.
         return TimingResult(None, f"PyTorch fails: {type(error).__name__}: {error}"[:FAULT_CHARACTERS], tainted=True)
     finally:
-        if evaluator.uses_torch_compile:  # otherwise the sandbox may not allow importing the compiler
+        if evaluator.uses_torch_compile:  # imported now, because the sandbox may not allow importing the compiler later
             _reset_compiler()
     return TimingResult(
         Standard(
@@ -76,7 +76,7 @@ def _reset_compiler() -> None:
 
 
 def _timed(op: Op, workload: Workload, evaluator: Evaluator, request: TimingRequest) -> Baselines:
-    if not (request.again and evaluator.known(op, workload)):  # where times are known, the op has passed its check
+    if not (request.again and evaluator.known(op, workload)):  # if times are known, the op has passed its check
         return evaluator.baselines_for(op, workload)
     evaluator.watch("baseline")
     return evaluator.time_baselines(op, workload)

@@ -1,4 +1,4 @@
-"""Timing of one program: call by call, with cold caches, on fresh inputs; some timed outputs are checked."""
+"""Timing of one program: call by call, with cold caches, on fresh inputs. Some timed outputs are checked."""
 
 import math
 import random
@@ -19,21 +19,23 @@ from evolve.op_on_device import all_flops, speed_of_light
 from reference_ops.op import MOVED, NORMAL, SHIFTED, Op, Tensors, Workload
 
 LEAST_SAMPLES, USUAL_SAMPLES, MOST_SAMPLES = FULL_SAMPLES, 30, 120
-COARSE_SAMPLES = 6  # enough for a clear loser: they enclose the median with a probability of 97 %
-MORE_SAMPLES = 10  # added at a time to the usual number until the interval is narrow
+# enough for a kernel that is clearly slower: the samples enclose the median with a probability of 97 %
+COARSE_SAMPLES = 6
+MORE_SAMPLES = 10  # samples added at a time to the usual number, until the interval is narrow
 USUAL_SECONDS, MOST_SECONDS = 0.25, 0.75
-# Factors of the time to beat: stop early if all samples are above the first or the median is above the second; time
-# longer below the third.
+# Factors of the time to beat. Timing stops early if all samples are above the first or the median is above the second,
+# and takes more samples if the median is below the third.
 LOSING, HOPELESS, PROMISING = 1.2, 1.5, 1.05
 NARROW = 0.01  # relative width of an interval that needs no more samples
 HOPELESS_BASELINES = 3  # factor of the best baseline, used if no kernel has set a time to beat
 ANCHOR_SHARE = 4  # samples of the kernel per sample of eager PyTorch
 LEAST_ANCHORS = 3
 MOST_SETS, L2_MULTIPLE = 16, 2
-FEW = 2  # timed calls whose outputs are checked, besides the fastest
+FEW = 2  # number of timed calls whose outputs are checked, besides the fastest call
 PHYSICAL_MARGIN = 0.8  # factor of the least time at the measured rates, which are not exact
 GRAPH_BELOW_US, GRAPH_CALLS = 20.0, 20
-RESAMPLES, FEWER_RESAMPLES = 1000, 250  # for a reported interval, and for the decision whether to continue
+# the first for a reported interval, the second for the decision whether to continue
+RESAMPLES, FEWER_RESAMPLES = 1000, 250
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class CallSlot:
 
     inputs: Tensors
     tensors: Tensors  # the inputs, the outputs and the workspace
-    buffers: tuple[Buffer, ...]  # of these tensors
+    buffers: tuple[Buffer, ...]  # the buffers of `tensors`
 
     def refill(self, draw: Draw, device: Device) -> None:
         """Draw inputs for one call and poison the rest, so that skipped work and remembered results are found."""
@@ -69,8 +71,8 @@ class Kept:
 class TimedOutputs:
     """Outputs of timed calls that are checked after timing: those of a few random calls and of the fastest one.
 
-    If a kernel skips work in some calls, one of those is the fastest. Of huge outputs only the checked elements are
-    kept.
+    If a kernel skips work in some calls, one of these calls is the fastest. Of huge outputs only the checked elements
+    are kept.
     """
 
     rng: random.Random
@@ -113,7 +115,8 @@ def measure(
 ) -> Measurement:
     """Time one workload. Raises RejectedError if timed outputs are wrong or the time is impossibly short.
 
-    `bar_us` is the time to beat: a kernel clearly above it is timed less, a kernel close to it is timed longer.
+    `bar_us` is the time to beat: a kernel that is clearly slower is timed in fewer calls, a kernel close to it in more
+    calls.
     """
     device = inspector.device
     slots = slots_for(inspector, program, op, workload)
@@ -125,7 +128,7 @@ def measure(
     graph_us = _in_a_graph(device, program, slots) if short and not coarse else None
     slots[0].refill(timed_draw(op, workload, inspector.rng), device)
     inspector.watch("run")
-    device.run(program, slots[0].tensors)  # this also finds state that the timed calls have left
+    device.run(program, slots[0].tensors)  # a check now also finds state that the timed calls have left
     inspector.watch("check")
     check_memory(inspector, slots, workload)
     if is_huge(op, workload):

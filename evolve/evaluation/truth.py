@@ -27,13 +27,13 @@ from reference_ops.op import (
 )
 
 PERTURBATIONS, REPETITIONS = 6, 16
-NEAR = 2.0**-20  # 16 roundings of float32
-MOST_AT_ONCE = 2**27  # elements that are compared at once
-OTHER_DRAWS = 16  # enough that results are not zero in all of them by chance
+NEAR = 2.0**-20  # largest relative change, 16 roundings of float32
+MOST_AT_ONCE = 2**27  # number of elements that are compared at once
+OTHER_DRAWS = 16  # enough draws that a result is not zero in all of them by chance
 SAME = 1e-9  # relative difference of float64 results that differ in the order of additions alone
-STAND_INS = (500.0, -300.0)  # numbers that replace those that are not finite
+STAND_INS = (500.0, -300.0)  # numbers that replace inputs that are not finite
 PRODUCTS_IN_TURN = 12  # up to this many products added one after the other are no less exact than rounding the inputs
-# Values among which are infinities: then an infinity may come out in place of NaN.
+# Inputs that contain infinities, for which a result may be infinite in place of NaN.
 WITH_INFINITIES = (INFINITE, MINUS_INF, CLASHING, SAVED_INFINITE, INFINITE_WEIGHTS, *MEETING)
 Rows = slice | EllipsisType  # the index of some rows of an output, which may have no dims
 
@@ -49,7 +49,7 @@ class Truth:
     inputs: Tensors
     pytorch: tuple[torch.Tensor, ...]
     expected: tuple[torch.Tensor, ...]
-    passes: ErrorPasses | None = None  # of the device, for large outputs
+    passes: ErrorPasses | None = None  # the device's own computation of errors, for large outputs
 
     def judged(self, index: int, actual: torch.Tensor) -> Iterator[tuple[RowGroup, Comparison]]:
         """Compare one output, one group of rows at a time."""
@@ -84,7 +84,7 @@ class Truth:
                 )
 
     def _right_in_turn(self, groups: tuple[RowGroup, ...], index: int, results: Results) -> dict[int, Comparison]:
-        """Return the comparisons of groups of rows that are clearly right, by their place; only of small outputs."""
+        """Return, by their place, the comparisons of groups of rows that are clearly right; only for small outputs."""
         actual, tolerance = results[0], self.op.tolerance
         floating = actual.is_floating_point() and actual.element_size() > 1 and not tolerance.exact
         if len(groups) == 1 or actual.numel() > SMALL or not floating:
@@ -119,7 +119,7 @@ class Truth:
         )
 
     def _lost(self, index: int) -> torch.Tensor:
-        """Return where another output with the same first dim is NaN in the same row."""
+        """Return in which rows another output with the same first dim is NaN."""
         own, spec = self.expected[index], self.op.outputs[index]
         lost = torch.zeros(len(own) if own.ndim else 1, dtype=torch.bool, device=own.device)
         for other, values in zip(self.op.outputs, self.expected, strict=True):
@@ -145,12 +145,15 @@ class Truth:
         return tuple(_differ(one, other) for one, other in zip(large, small, strict=True))
 
     def _stand_ins(self) -> Iterator[tuple[tuple[str, torch.Tensor], int]]:
-        """Yield each input, and a seed of numbers that differ between inputs: equal ones would cancel."""
+        """Yield each input with a seed for its numbers.
+
+        The numbers differ between inputs, because equal ones would cancel.
+        """
         return zip(self.inputs.items(), itertools.count(self.seed), strict=False)
 
     @cached_property
     def _of_nan_alone(self) -> tuple[torch.Tensor, ...]:
-        """Where results are NaN even if the infinities are replaced by numbers."""
+        """The elements of each result that are NaN even if the infinities among the inputs are replaced by numbers."""
         finite = {name: _without_infinities(values, seed) for (name, values), seed in self._stand_ins()}
         return tuple(_is_nan(result) for result in self.op.call_in_float64(finite, self.workload))
 
@@ -160,7 +163,7 @@ class Truth:
 
     def sums(self, index: int, group: RowGroup) -> Sums:
         terms = self.op.terms(self.workload, self.op.tolerance.sums)
-        if self.values in self.op.arranged:  # which may add everything up in one place
+        if self.values in self.op.arranged:  # the draw may add everything up in one element
             terms = max(terms, *self.op.sizes(self.workload).values())
         first = self.op.varied[0]
         sequence = not self.op.by_rows and self.op.outputs[index].dims[:1] == first.dims[:1]
@@ -204,8 +207,9 @@ class Truth:
     def usual_errors(self) -> dict[tuple[int, RowGroup], float]:
         """Root mean square error over other draws: the larger of PyTorch's error beyond its roundings and float32's.
 
-        This is an upper estimate: in half of all evaluations the mean of a few squares is below the true mean, in some
-        it is only half of the true mean. The dict contains only groups of few results, and is empty if memory is short.
+        This is an upper estimate, because the mean of a few squares is below the true mean in half of all evaluations,
+        and only half of the true mean in some. The dict contains only groups of few results, and is empty if memory is
+        short.
         """
         groups = [(index, group) for index in range(len(self.expected)) for group in self.groups(index)]
         squares: dict[tuple[int, RowGroup], list[torch.Tensor]] = {
@@ -343,7 +347,7 @@ def _squares(pytorch: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 
 def _upper_mean(squares: torch.Tensor) -> float:
-    """Return the largest mean of a column, plus twice its standard error."""
+    """Return the largest of the columns' means plus twice their standard errors."""
     return float((squares.mean(0) + 2 * squares.std(0) / math.sqrt(len(squares))).max())
 
 
@@ -352,10 +356,10 @@ def _off(result: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 
 def _rounded(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return float32 values near those of 16 or 32 bits, closer than `NEAR`; others as they are.
+    """Return values of 16 or 32 bits as float32 values within `NEAR` of them, and others as they are.
 
-    They are not the next numbers above or below: with two choices for each of a few values, an error may be zero in
-    all.
+    The values are not only the next numbers above or below: with two choices for each of a few values, an error may be
+    zero in all cases.
     """
     if not (values.is_floating_point() and values.element_size() in {2, 4}):
         return values
