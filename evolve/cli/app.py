@@ -26,12 +26,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     try:
-        from evolve.cli.commands import application  # imported here, because Ctrl-C may arrive while modules load
+        # imported inside the try, because Ctrl-C may arrive while modules load
+        from evolve.cli.commands import application
 
         given = sys.argv[1:] if arguments is None else arguments
         app = application(given)
-        if arguments is None:  # the process ends with this command
-            gc.freeze()  # modules are never garbage, so collections need not look through them
+        if arguments is None:  # this command is all that the process runs
+            gc.freeze()  # modules are never garbage, so collections need not search them
         app(given, prog_name="evolve")
         sys.stdout.flush()
     except SystemExit as ended:
@@ -69,13 +70,14 @@ def _explanation(error: Exception) -> tuple[str, str] | None:
             return message, hint or CORRECT_IT
         case OSError(filename=str() as path, strerror=str() as reason):
             return f"{path} cannot be used: {reason}", "check the path, its permissions and the free disk space"
-    of_sqlite = type(error).__module__ == "sqlite3"  # compared by name, because only the archive may import sqlite3
+    # compared by name, because only the package `archive` may import sqlite3
+    of_sqlite = type(error).__module__ == "sqlite3"
     hint = "stop other evolve processes, and check the free disk space"
     return (f"the archive cannot be used: {error}", hint) if of_sqlite else None
 
 
 def _exit_code(ended: SystemExit) -> int:
-    if isinstance(ended.__context__, BrokenPipeError):  # rich and typer turn it into an exit with status 1
+    if isinstance(ended.__context__, BrokenPipeError):  # rich and typer turn a closed output into an exit with status 1
         return _close_output()
     try:
         sys.stdout.flush()

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from evolve.proposers.llm.models import Model
     from evolve.proposers.llm.questions import Prompt
 
-PROMPTS = 8  # default number for a batch; the default for text is one
+PROMPTS = 8  # default number of prompts for a batch; the default for text is one
 # The target device if the archive has none: a GPU of the Hopper generation.
 DEFAULT_DEVICE = DeviceInfo(kind="cuda", name="an NVIDIA GPU such as H100", arch="sm_90a", sms=132, shared_bytes=232448)
 
@@ -63,7 +63,7 @@ OutOption = Annotated[
     Path | None, typer.Option("--out", metavar="FILE", help="Write to a file instead of standard output.")
 ]
 DeviceOption = Annotated[
-    str, typer.Option("--device", metavar="TEXT", help="Write for an archived device with TEXT in its name.")
+    str, typer.Option("--device", metavar="TEXT", help="Write prompts for an archived device with TEXT in its name.")
 ]
 
 
@@ -108,7 +108,7 @@ def ask(  # noqa: PLR0913, PLR0917 - one per option
 
 
 def _next_step(prompts: "tuple[Prompt, ...]", given: str, *, readable: bool) -> str:
-    """Return a hint on the use of the prompts; `given` holds the arguments that identify the op and the archive."""
+    """Return a hint on what to do with the prompts; `given` are the arguments that identify the op and the archive."""
     if not readable:
         return f"send the batch, then `evolve tell OUTPUT.jsonl{given}`"
     origin = ""
@@ -145,7 +145,7 @@ def _write(text: str, out: Path | None) -> None:
 def _device_to_write_for(store: Store, part: str) -> DeviceInfo:
     """Return the archived device with `part` in its key, or the default device.
 
-    GPUs are preferred, then devices with verdicts that did not ship with the package.
+    GPUs come first, then devices with verdicts that did not ship with the package.
     """
 
     def is_foreign(info: DeviceInfo) -> tuple[bool, bool]:
@@ -165,7 +165,7 @@ def _device_to_write_for(store: Store, part: str) -> DeviceInfo:
 
 NONE_ALIVE = "no kernel of {op} is alive on {device}"
 START = "`evolve run {op}` finds kernels; --operator draft needs none"
-# Why an operator cannot be applied, and what to do.
+# Reasons why an operator cannot be applied, and what to do.
 NOT_APPLICABLE = {
     IMPROVE: (NONE_ALIVE, START),
     EXPLORE: (NONE_ALIVE, START),
@@ -203,7 +203,7 @@ def check_operator(operator: str, prefixes: Sequence[str]) -> None:
 def prompts_for_operator(
     request: Request, models: "Sequence[Model]", operator: str, prefixes: Sequence[str], store: Store
 ) -> "tuple[Prompt, ...]":
-    """Return the requested number of prompts, about the kernels with these ids or about suitable kernels in turn."""
+    """Return the requested number of prompts, about the kernels with these ids or, without ids, suitable kernels."""
     from evolve.proposers.llm import questions
 
     named = _named_parents(request, operator, prefixes, store)
@@ -224,7 +224,7 @@ def _named_parents(request: Request, operator: str, prefixes: Sequence[str], sto
     if len({kernel.id for kernel in kernels}) < len(kernels):
         raise UserError(
             f"both parents are the same kernel: {short(kernels[0].id)}",
-            "name two different ones, or leave out --parent",
+            "name two different kernels, or leave out --parent",
         )
     for kernel in kernels:
         if kernel.op != request.op.name and operator != PORT:

@@ -126,7 +126,10 @@ def _print_overview(store: SqliteStore, choice: KernelFilter, family: str, *, as
         if (waiting := len(held.difference(one.op for one in found))) and not choice.device:
             others = "other " if found else ""
             output.print(f"{counted(waiting, f'{others}op')} with kernels that no device has evaluated yet")
-            output.print("evolve run softmax evaluates those of an op; their speed needs a GPU", style="dim")
+            output.print(
+                "evolve run softmax evaluates the kernels of an op; their speed can be measured only on a GPU",
+                style="dim",
+            )
         output.print("evolve top OP shows the champions and the population of an op", style="dim")
 
 
@@ -146,9 +149,13 @@ def _list_kernels(
     if as_json:
         print_json([facts.of_kernel_line(line) for line in lines])
     if not lines and not choice.outcome:
-        lookup.absent("no kernel with a verdict is like that", "--outcome pending lists those that wait for one")
+        lookup.absent(
+            "no kernel with a verdict matches these filters", "--outcome pending lists the kernels without a verdict"
+        )
     if not lines:
-        lookup.absent("no kernel in the archive is like that", "leave out a filter; `evolve top` shows the ops")
+        lookup.absent(
+            "no kernel in the archive matches these filters", "leave out a filter; `evolve top` shows the ops"
+        )
     if as_csv:
         print_text(csv_of(kernels_table(store, lines, EVERYTHING)), end="")
     elif not as_json:
@@ -175,7 +182,7 @@ def _print_unmeasured(store: Store, op: str, *, as_json: bool) -> bool:
         output.print(f"{op}: {counted(len(kernels), 'kernel')}, none evaluated yet", style="bold")
         proposals = first_proposals(store, [kernel.id for kernel in kernels])
         output.print(unmeasured_table(kernels, proposals, output.width))
-        output.print(f"\nevolve run {op} evaluates them; their speed needs a GPU", style="dim")
+        output.print(f"\nevolve run {op} evaluates them; their speed can be measured only on a GPU", style="dim")
     return bool(kernels)
 
 
@@ -223,7 +230,7 @@ def show(kernel: KernelArgument, archive: ArchiveOption = None, as_json: JsonOpt
     judged = [(one, bases[one.device.key]) for one in evaluations]
     with paged(output):
         for part in kernel_details(found, proposals, judged, children, output.width):
-            text = isinstance(part, Text)  # on a terminal it breaks between words, unlike the kernel's code
+            text = isinstance(part, Text)  # on a terminal, a note is wrapped between words, unlike the kernel's code
             output.print(part, soft_wrap=not (text and output.is_terminal) and not hasattr(part, "columns"))
 
 
@@ -236,7 +243,8 @@ def diff(a: KernelArgument, b: KernelArgument, archive: ArchiveOption = None) ->
         return
     output = console()
     with paged(output):
-        if output.is_terminal and output.width >= WIDE:  # elsewhere the lines can be searched and applied as a patch
+        # not on a terminal: the lines can be searched and applied as a patch
+        if output.is_terminal and output.width >= WIDE:
             output.print(beside(first, second, output.width))
         else:
             output.print(difference(first, second), soft_wrap=True)
@@ -294,7 +302,7 @@ def _nothing(op: str, device: str, *, proposed: bool) -> tuple[str, str]:
 
 
 REPORT = Path("report.html")
-WEB = ("starlette", "uvicorn")  # the extra `web`
+WEB = ("starlette", "uvicorn")  # installed by the extra `web`
 OpsArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="[OP...]", help="Show only these ops.", autocompletion=op_names, show_default=False),
@@ -309,8 +317,9 @@ def report(
         typer.Option(
             "--kernels",
             min=0,
-            help="Kernels with a separate page, per op and device, besides the champions and their ancestors, which "
-            "all have one. With many ops there are fewer: 1000 in the file. The pages say how many are left out.",
+            help="Number of kernels with a page, per op and device, besides the champions and their ancestors, which "
+            "always have one. With many ops it is reduced, so that the file has at most 1000. The pages say how "
+            "many are left out.",
         ),
     ] = 30,
     archive: ArchiveOption = None,

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 EPILOG = "Start with `evolve doctor`, then `evolve run softmax`."
-COMMANDS = {  # commands in the order of the help text, with their modules
+COMMANDS = {  # modules and their commands, in the order of the help text
     "run": "run.run",
     "runs": "runs.runs",
     "compare": "runs.compare",
@@ -38,14 +38,14 @@ COMMANDS = {  # commands in the order of the help text, with their modules
 def application(arguments: Sequence[str]) -> typer.Typer:
     """Return the application with the command that the arguments begin with, or with all of them.
 
-    Importing every command takes twice as long as listing the archive.
+    Importing all commands would take twice as long as listing the archive.
     """
     app = typer.Typer(
         name="evolve",
         help="Evolve CUDA kernels for PyTorch ops: propose, check and time kernels, keep the fittest.",
         epilog=EPILOG,
         no_args_is_help=True,
-        rich_markup_mode=None,  # plain help is shorter and prints square brackets as they are
+        rich_markup_mode=None,  # plain help texts are shorter, and square brackets in them are printed literally
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
@@ -59,7 +59,8 @@ def application(arguments: Sequence[str]) -> typer.Typer:
 
 def _print_version(requested: bool) -> None:
     if requested:
-        from importlib.metadata import PackageNotFoundError, version  # imports what parses e-mail
+        # imported only here, because it imports the parser of e-mails
+        from importlib.metadata import PackageNotFoundError, version
 
         try:
             typer.echo(f"evolve {version('evolve-kernels')}")

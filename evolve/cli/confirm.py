@@ -96,7 +96,7 @@ def _named(ops: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _archived(store: "SqliteStore") -> Iterator[tuple[str, str]]:
-    """Yield the name and the locator of each op that was evaluated here, and warn about those outside the catalog."""
+    """Yield the name and the locator of each op evaluated on this device; warn about ops outside the catalog."""
     for op in sorted(store.count(Evaluation, "op", shipped=False)):
         if op in op_names():
             yield op, op
@@ -111,7 +111,7 @@ def _champions(op: str, engine: "Engine", store: "SqliteStore") -> tuple[Champio
 def _confirmed(
     named: tuple[str, str], engine: "Engine", store: "SqliteStore", share: Share, output: Console
 ) -> list[Evaluation]:
-    """Confirm an op's champions, print each verdict as it arrives and all duels at the end."""
+    """Confirm an op's champions; print each verdict as it arrives, and all duels at the end."""
     from evolve import loop
 
     verdicts, (op, locator) = [], named
@@ -153,7 +153,8 @@ def verify(
     ] = None,
     minutes: Annotated[float, typer.Option("--minutes", help="Begin no evaluation after this time.")] = MINUTES,
     retune: Annotated[
-        bool, typer.Option("--retune", help="Then let the tuner adapt the knobs to this GPU in the time that is left.")
+        bool,
+        typer.Option("--retune", help="Afterwards, let the tuner adapt the knobs to this GPU in the remaining time."),
     ] = False,
     device: DeviceOption = "",
     gpus: GpusOption = "",
@@ -175,7 +176,9 @@ def verify(
         with ExitStack() as stack:
             engine = stack.enter_context(starting_engine(device, phases := Phases(), output, Machines(gpus)))
             if retune and not policy_of(engine_kind := engine.info.kind).times_are_gpu_times:
-                raise UserError(f"the {engine_kind} device cannot time, so it tunes nothing", "leave out --retune")
+                raise UserError(
+                    f"the {engine_kind} device has no GPU times, so knobs cannot be tuned on it", "leave out --retune"
+                )
             store = stack.enter_context(closing(wiring.archive(archive)))
             wait_for_device(engine, device, output)
             claims = stack.enter_context(claims_on(store.path))
@@ -200,12 +203,15 @@ def verify(
 
 
 def _parted(targets: Sequence[str]) -> tuple[Path | None, list[str]]:
-    """Return the folder of a package with its manifest, or the ops."""
+    """Return the folder of a package with its manifest, or else the ops."""
     folders = [Path(target) for target in targets if Path(target).is_dir()]
     if not folders:
         return None, list(targets)
     if len(targets) > 1:
-        raise UserError("a package is verified alone", "name one package, or ops without a package")
+        raise UserError(
+            "a package cannot be verified together with ops or other packages",
+            "name one package, or ops without a package",
+        )
     found = sorted({path.parent for pattern in (MANIFEST, f"*/{MANIFEST}") for path in folders[0].glob(pattern)})
     if len(found) != 1:
         raise UserError(f"{folders[0]} holds no exported package", "name the folder that `evolve export` wrote")

@@ -32,10 +32,10 @@ from evolve.search import Search
 from evolve.selection.view import OpView
 from reference_ops.catalog import is_path
 
-OPS_NAMED = 4  # most ops that are named in one sentence
+OPS_NAMED = 4  # largest number of ops that are named in one sentence
 COLUMNS_MEAN = (
-    "before, now: best times as a multiple of the speed of light, averaged over the workloads; "
-    "best: best speedup over PyTorch"
+    "before, now: best times as a multiple of the speed-of-light time, averaged over the workloads; best: best speedup "
+    "over PyTorch"
 )
 EMULATED_COLUMNS_MEAN = "best: largest ratio of the time of an op's first kernel to that of its champion"
 
@@ -50,7 +50,7 @@ def run_search(session: Session, output: Console) -> RunResult:
     try:
         with closing(events):
             _show_events(session, events, output)
-    except (Stopped, UserError) as caught:  # a UserError means that a model can no longer be used
+    except (Stopped, UserError) as caught:  # a UserError: a model can no longer be used
         stopped = caught
     after = standing(store, search.op.name, engine.info, only_run=search.scope.only_run)
     output.print()
@@ -82,7 +82,7 @@ def run_campaign(session: Session, output: Console) -> RunResult:
     try:
         with closing(events):
             _show_campaign_events(session, events, before, output)
-    except (Stopped, UserError) as caught:  # a UserError means that a model can no longer be used
+    except (Stopped, UserError) as caught:  # a UserError: a model can no longer be used
         stopped = caught
     rows = [_row(search, before, backends) for search in session.searches]
     _print_campaign_spent(session, rows, started, output)
@@ -119,7 +119,7 @@ def _print_archive(search: Search, session: Session, output: Console) -> None:
         held = (
             f"{counted(before.held, 'kernel')} for {before.op}, "
             f"{before.judged} evaluated on this device{found}; "
-            f"{'a fresh run uses only its own' if search.scope.fresh else 'the run continues from them'}"
+            f"{'a fresh run uses only its own kernels' if search.scope.fresh else 'the run continues with them'}"
         )
     say(output, f"{backends.store.path}: {held}", begin="archive   ")
     spent = f", {amounts(session.before)} spent so far" if session.before.seconds or session.before.evals else ""
@@ -188,7 +188,7 @@ def _show_campaign_events(
 
 
 def _printing_waits(log: EventLog, output: Console) -> Callable[[str], None]:
-    """Return a function that prints why a question waits. It is called by the thread that waits."""
+    """Return a function that prints why a question waits. The waiting thread calls it."""
 
     def printed(reason: str) -> None:
         for line in log.waits(reason):
@@ -208,7 +208,7 @@ def _printing_found(log: EventLog, output: Console) -> Callable[[str, str], None
 
 
 def _print_failures(session: Session, output: Console) -> None:
-    """Print for each op how many requests of the run gave no kernel, and why."""
+    """Print, for each op, how many requests of the run gave no kernel, and why."""
     store = session.backends.store
     for search in session.searches:
         if failed := failed_requests(store, search.op.name, search.run):
@@ -245,7 +245,7 @@ def _print_reason(session: Session, ended: Ended, after: Sequence[Standing], out
 
 
 def reason(session: Session, ended: Ended, after: Sequence[Standing]) -> tuple[str, str]:
-    """Return why the session ended and, if more can be done, the command that continues it under a larger budget."""
+    """Return the reason why the session ended and, if useful, the command that continues it under a larger budget."""
     spent = session.spent()
     why, more = ending(ended, session.budget, spent)
     if ended is Ended.NOTHING and session.replay:
@@ -286,7 +286,7 @@ def _view(search: Search, backends: Backends) -> OpView:
 
 
 def _headroom(search: Search, view: OpView) -> float | None:
-    """Return the op's headroom, or None without GPU times, because the campaign then only assumes a headroom."""
+    """Return the op's headroom, or None without GPU times, where the campaign only assumes a headroom."""
     known = policy_of(view.device.kind).times_are_gpu_times and campaign.is_measured(search, view)
     return campaign.headroom(search, view) if known else None
 

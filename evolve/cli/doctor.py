@@ -35,9 +35,9 @@ from evolve.report.words import console, counted, hanging, listed, print_json, s
 OK, MISSING, OPTIONAL = "ok", "missing", "not set"
 STYLES = {OK: "green", MISSING: "red", OPTIONAL: "yellow"}
 SMI_SECONDS = 20
-CLONE = "in the folder that evolve was cloned into"
+CLONE = "in the folder of the clone of this repository"
 CUDA_WHEELS = f"pip install -e '.[cuda13]'   (or cuda12; {CLONE})"
-EXTRAS = {  # extras of this package that add commands or options, with their modules
+EXTRAS = {  # extras of this package that add commands or options, with the modules that they need
     "web": (("starlette", "uvicorn"), "`evolve serve`; `evolve report` works without it"),
     "ray": (("ray",), "`--engine ray`, which evaluates kernels on the machines of a Ray cluster"),
 }
@@ -113,7 +113,7 @@ def _lacking(kind: str, present: set[str]) -> str:
 
 
 def compared_with_tested(project: str, installed: str, constraints: Iterable[str]) -> str:
-    """Return the installed version, with a remark if it is newer than the one in a constraints file's lines."""
+    """Return the installed version, with a remark if a constraints file, given as lines, names an older version."""
     newest = {found[1]: found[2] for line in constraints if (found := TESTED.match(line))}.get(project)
     if newest and _release(installed) > _release(newest):
         return f"{installed} (newer than {newest}, the newest tested)"
@@ -204,16 +204,16 @@ def _sanitizer() -> Finding:
     if find_spec("cupy") and (found := sanitizer.command()):
         return Finding(sanitizer.NAME, OK, str(found))
     remedy = "pip install 'cuda-toolkit[sanitizer]==13.*'"
-    return Finding(sanitizer.NAME, OPTIONAL, "not found: champions are confirmed without it", remedy)
+    return Finding(sanitizer.NAME, OPTIONAL, "not found: champions are confirmed without the sanitizer", remedy)
 
 
 def _profiler() -> Finding:
     if not find_spec("cupy"):
-        return Finding("ncu", OPTIONAL, "needs CuPy: prompts will have no counters", CUDA_WHEELS)
+        return Finding("ncu", OPTIONAL, "CuPy is missing: prompts will contain no counters", CUDA_WHEELS)
     tool = profiler.command()
     if tool is None:
         remedy = "apt install nsight-compute, or install NVIDIA's CUDA toolkit"
-        return Finding("ncu", OPTIONAL, "not found: prompts will have no counters", remedy)
+        return Finding("ncu", OPTIONAL, "not found: prompts will contain no counters", remedy)
     found, permitted = f"{tool} {profiler.version(tool)}".strip(), profiler.permitted()
     if permitted is False:
         return Finding("ncu", OPTIONAL, f"{found}, but this user may not read the GPU's counters", profiler.PERMIT)

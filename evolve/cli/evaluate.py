@@ -126,9 +126,9 @@ def evaluate(  # noqa: PLR0913, PLR0917 - one per option
 class Targets:
     """The ops and kernels named on the command line; empty if all pending kernels are to be evaluated."""
 
-    ops: dict[str, str]  # locators by op name
+    ops: dict[str, str]  # locators; key: op name
     kernels: frozenset[str]  # ids of kernels from files
-    restricted: frozenset[str]  # names of ops for which only those kernels are evaluated
+    restricted: frozenset[str]  # names of ops of which only the kernels in `kernels` are evaluated
 
     @property
     def everything(self) -> bool:
@@ -141,7 +141,7 @@ class PendingOp:
 
     op: str
     locator: str
-    kernels: tuple[str, ...]  # ids of the pending ones
+    kernels: tuple[str, ...]  # ids of the pending kernels
     named: frozenset[str] = frozenset()  # ids of the kernels whose verdicts are printed at the end
 
 
@@ -180,7 +180,7 @@ def parse_targets(targets: Sequence[str], store: Store) -> Targets:
 def pending_ops(targets: Targets, info: DeviceInfo, store: Store, *, shipped: bool = False) -> Iterator[PendingOp]:
     """Yield the ops to evaluate with their pending kernels, and warn about pending ops outside the catalog.
 
-    With `shipped`, the kernels that ship with the package count as pending too.
+    With `shipped`, the kernels that ship with the package are pending too.
     """
     for op in targets.ops or sorted(store.count(Kernel, "op")):
         view = OpView(store, op, info)
@@ -202,7 +202,7 @@ def pending_ops(targets: Targets, info: DeviceInfo, store: Store, *, shipped: bo
 def evaluate_op(work: PendingOp, engine: Engine, store: Store, share: Share, output: Console) -> Standing:
     """Evaluate an op's kernels, archive and print each verdict, and return the op's standing afterwards.
 
-    A kernel that another process is evaluating is skipped, and taken over if that process ends without a verdict.
+    A kernel that another process is evaluating is skipped. It is evaluated here if that process ends without a verdict.
     """
     if work.kernels:
         output.print(f"{work.op}: {counted(len(work.kernels), 'kernel')} to evaluate", style="bold")
@@ -295,7 +295,7 @@ def work(
     folder: Annotated[str, typer.Argument(metavar="FOLDER|HOST:FOLDER", help=FOLDER_HELP)],
     ops: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[OP]...", help="Only these ops; files of ops outside the catalog must be named.",
+        typer.Argument(metavar="[OP]...", help="Ops to evaluate; files of ops outside the catalog must be named.",
                        autocompletion=op_names, show_default=False),
     ] = None,
     minutes: Annotated[float, typer.Option("--minutes", help=MINUTES_HELP, show_default=False)] = 0.0,
@@ -326,7 +326,7 @@ def work(
                 wait_for_device(engine, device, output)
                 _work(claims, targets, engine, store, Share(claims, phases.wait), deadline, output)
             except Stopped:
-                output.print("stopped. Finished evaluations are in the folder; others take the rest.")
+                output.print("stopped. Finished evaluations are in the folder; other workers evaluate the rest.")
                 raise
             finally:
                 output.print(f"{counted(claims.committed, 'verdict')} by this worker")

@@ -93,14 +93,14 @@ def tell(
     for complaint in complaints:
         say(console(stderr=True), complaint, "red")
     if strangers:
-        again = f"{ADD_FILE}, and give the same files again: what is archived stays as it is"
+        again = f"{ADD_FILE}, and give the same files again: what is already archived stays unchanged"
         say(console(stderr=True), again, "dim", begin="       ")
     if not any(one.proposal.kernel for one in taken):
         lookup.absent("no kernel was found in these files", "correct the errors above; `evolve show ID` prints a reply")
 
 
 def without_op(holding: tuple[Path, ...], strangers: Sequence[str]) -> Iterator[str]:
-    """Yield a line for each op that was not found, with the places of its kernels and replies."""
+    """Yield a line for each op that was not found, with the places where its kernels and replies are."""
     for name in strangers:
         close = difflib.get_close_matches(name, catalog.names(), n=2)
         meant = f"; did you mean {' or '.join(close)}?" if close else ""
@@ -140,8 +140,9 @@ def merge(
     if verdicts := sum(new["evaluations"] for _, new in results):
         say(
             output,
-            f"{counted(verdicts, 'evaluation was', 'evaluations were')} made elsewhere. They rank kernels here, but "
-            "`evolve export` leaves them out until `evolve confirm OP` has tested the champions on this machine",
+            f"{counted(verdicts, 'evaluation was', 'evaluations were')} made elsewhere. They are used to rank kernels "
+            f"here, but `evolve export` leaves them out until `evolve confirm OP` has tested the champions on this "
+            "machine",
             "yellow",
         )
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from evolve.export.package import ExportReport
 
-CALLS_SHOWN = 6  # calls without a kernel
-OPS_HELP = "Ops, files or functions to export, as they were named for `evolve run` [default: all with champions]."
+CALLS_SHOWN = 6  # most calls without a kernel that are listed
+OPS_HELP = "Ops, files or functions to export, named as for `evolve run` [default: all with champions]."
 ALL_HELP = "Export every op of the catalog; where no kernel has won yet, PyTorch runs."
 PYTORCH_HELP = "Also export ops for which no kernel has won on a GPU yet, as functions that run PyTorch."
 FORMAT_HELP = "A folder for pip, a wheel, or the layout of Hugging Face's kernels."
@@ -58,7 +58,7 @@ def export(  # noqa: PLR0913, PLR0917 - one per option
     from reference_ops import catalog
 
     if ops and every:
-        raise UserError(f"--all takes every op of the catalog, got also {listed(ops)}", "leave out --all, or the ops")
+        raise UserError(f"--all exports every op of the catalog, got also {listed(ops)}", "leave out --all, or the ops")
     named = with_example(tuple(catalog.names() if every else ops or ()), example)
     with closing(wiring.archive(archive, read_only=True)) as store:
         evaluated = sorted(store.count(Evaluation, "op"))
@@ -141,7 +141,7 @@ def _print_next(report: "ExportReport", output: Console, form: str) -> None:
     if form == "hf":
         output.print(f"\nnext\n  upload {report.folder} as a repository of kernels", soft_wrap=True)
         return
-    # The absolute path, because pip treats a bare name as a package of its index.
+    # The path is absolute, because pip takes a bare name for a package of its index.
     wheel = max(report.folder.glob("*.whl"), default=report.folder) if form == "wheel" else report.folder
     install = f"pip install {wheel.absolute()}"
     output.print(f"\nnext\n  {install}\n  python -c 'import {report.package}'", soft_wrap=True)

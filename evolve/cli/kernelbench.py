@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 BLIND = "blind"
 FULL_SIZES = "sizes are those for a GPU; the emulated device runs smaller ones"
-SEEDS, SEEDS_OF_FULL_SIZE = 2, 1  # random inputs per check; each takes seconds at full size
+SEEDS, SEEDS_OF_FULL_SIZE = 2, 1  # random inputs per check, each of which takes seconds at full size
 FolderArgument = Annotated[
     Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="Checkout of KernelBench.")
 ]
@@ -63,7 +63,7 @@ FolderArgument = Annotated[
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem file of the level, its op if it could be loaded, and a remark if the problem cannot be used."""
+    """A problem file of the level, with its op if it could be loaded, and a remark if it cannot be used."""
 
     path: Path
     op: "Op | None" = None
@@ -157,7 +157,7 @@ def _always(_: "Op") -> bool:
 
 
 def _gets_kernels(run_options: RunOptions, archive: Path | None) -> "Callable[[Op], bool]":
-    """Return a predicate for ops whose kernels the run will evaluate: a model's, archived ones, or adapted ones."""
+    """Return a predicate for ops whose kernels the run will evaluate: a model's, archived or adapted kernels."""
     if wiring.proposer(run_options.proposer, run_options.models).name != options.OFFLINE:
         return _always
     from evolve.proposers import adapted
@@ -189,7 +189,7 @@ def _loaded(files: Sequence[Path], kind: str, gets_kernels: "Callable[[Op], bool
 
 
 def _misfit(op: "Op", kind: str) -> str:
-    """Return why the op cannot run on the device, or an empty string."""
+    """Return the reason why the op cannot run on the device, or an empty string."""
     if not policy_of(kind).times_are_gpu_times:
         return "" if op.workloads(kind) else f"its sizes cannot be made small enough for the {kind} device"
     import torch
@@ -219,7 +219,7 @@ def _blind_spot(op: "Op", kind: str, gets_kernels: "Callable[[Op], bool]") -> st
     except torch.OutOfMemoryError:
         return "does not fit: its check needs more memory than this GPU has"
     finally:
-        torch.cuda.empty_cache()  # frees the memory for the worker processes
+        torch.cuda.empty_cache()  # free the memory for the worker processes
 
 
 def _passing_fault(op: "Op", workload: "Workload", kind: str, seeds: int) -> str:
@@ -269,7 +269,7 @@ def _print_result(tasks: Sequence[TaskResult], theirs: Published, level: int, ki
         return
     output.print(tasks_table(tasks, theirs))
     if theirs.hardware:
-        output.print(f"published: times that KernelBench publishes for {theirs.hardware}", style="dim")
+        output.print(f"published: times published by KernelBench for {theirs.hardware}", style="dim")
     output.print()
     output.print(fast_table(tasks))
     output.print(

@@ -47,19 +47,23 @@ def locator(op: str) -> str:
 
 
 def how_to_name(store: Store, op: str, command: str) -> str:
-    """Return a hint that names an op outside the catalog as its last run did, if the archive has a run of it.
+    """Return a hint on how to name an op outside the catalog: as its last run did, if the archive has one.
 
-    The command is only shown: an archive may come from elsewhere, and loading a file runs it.
+    The command is only shown, because an archive may come from another machine, and loading a file executes it.
     """
     named = next((run.words[0] for run in reversed(store.find(Run, op)) if run.words and is_path(run.words[0])), "")
-    return f"name it as its last run did: {command} {typed(named)}" if named else f"give its file: {command} FILE.py"
+    return (
+        f"name the op as its last run did: {command} {typed(named)}"
+        if named
+        else f"give the op's file: {command} FILE.py"
+    )
 
 
 def op_name(op: str) -> str:
     """Return the name of an op in the archive. The op is loaded only if it is defined in a file."""
     if not is_path(op):
         return op
-    from evolve.engines import trial  # a listing needs no engine
+    from evolve.engines import trial  # a listing must not import the engine
 
     return trial.load(op).name
 

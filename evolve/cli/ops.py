@@ -47,7 +47,7 @@ CheckOption = Annotated[
     bool, typer.Option("--check", help="Check that wrong results would be detected, by altering PyTorch's results.")
 ]
 MeasureOption = Annotated[
-    bool, typer.Option("--measure", help="Time PyTorch on this GPU at workloads that have no archived times yet.")
+    bool, typer.Option("--measure", help="Time PyTorch on this GPU at workloads without archived times.")
 ]
 AgainOption = Annotated[
     bool, typer.Option("--again", help="With --measure, also time workloads that already have times.")
@@ -131,7 +131,7 @@ def _chosen(names: Sequence[str], family: str) -> list[Listed]:
     every = {op.name: op for op in catalog.listing()}
     for name in names:
         if name not in every:
-            catalog.locate(name)  # raises an error with similar names
+            catalog.locate(name)  # raises an error that suggests similar names
     ops = [every[name] for name in dict.fromkeys(names)] or list(every.values())
     _check_family(family, {op.family for op in ops})
     return [op for op in ops if family in ("", op.family)]
@@ -171,7 +171,7 @@ def _measure(
     loaded: Sequence[Loaded], kind: str, archive: Path | None, *, again: bool
 ) -> tuple[dict[str, dict[str, str]], str]:
     """Measure the ops; return failures by op and workload, and the device's key."""
-    check_device(kind)  # fails before an archive is created
+    check_device(kind)  # raises an error before an archive is created
     with closing(wiring.archive(archive)) as store:
         return measure([(one.locator, one.op) for one in loaded], kind, store, console(stderr=True), again=again)
 
@@ -218,7 +218,7 @@ def _print_table(found: Sequence[OpSummary], info: DeviceInfo | None, by: str) -
     table = report.headroom_table if by == HEADROOM and report.known(found) else report.family_table
     output.print(table(found, output.width))
     if by == HEADROOM and not report.known(found):
-        output.print("\nnothing is measured yet, so the ops are sorted by family", style="yellow")
+        output.print("\nnothing has been measured yet, so the ops are sorted by family", style="yellow")
     output.print()
     for words, style in report.footnotes(found, info):
         output.print(words, style=style)
@@ -287,8 +287,8 @@ class OpToMeasure:
     op: "Op"
     missing: tuple[str, ...]  # workloads without times
     found: list[Standard] = field(default_factory=list)
-    faults: dict[str, str] = field(default_factory=dict)  # why nothing was timed, by workload
-    without_compile: dict[str, str] = field(default_factory=dict)  # why only eager was timed, by workload
+    faults: dict[str, str] = field(default_factory=dict)  # reasons why nothing was timed; key: workload
+    without_compile: dict[str, str] = field(default_factory=dict)  # reasons why only eager PyTorch was timed
 
 
 def check_device(kind: str) -> None:
@@ -302,7 +302,7 @@ def measure(
     """Time PyTorch for ops given with their locators; return failures by op and workload, and the device's key."""
     with engine_on(kind, Phases(), output) as engine:
         if not isinstance(engine, TimesPyTorch):
-            raise UserError("this engine cannot time PyTorch", "measure on the machine that has the GPU")
+            raise UserError("this engine cannot time PyTorch", "run this command on the machine that has the GPU")
         key = engine.info.key
         works = [OpToMeasure(locator, op, _missing(op, store, engine.info, again=again)) for locator, op in listed]
         todo = [work for work in works if work.missing]
@@ -332,7 +332,7 @@ def _missing(op: "Op", store: Store, info: DeviceInfo, *, again: bool) -> tuple[
 
 def _measured(work: OpToMeasure, engine: TimesPyTorch, store: Store, *, again: bool) -> Iterator[str]:
     """Time an op's missing workloads, record the results in `work`, and yield each workload when it is finished."""
-    lost = 0  # workers lost in a row
+    lost = 0  # number of workers lost in a row
     for workload in work.missing:
         request = TimingRequest(work.locator, workload, again, eager_alone=lost >= MOST_LOST_WORKERS)
         answer = engine.time_pytorch(request)

@@ -24,7 +24,7 @@ from reference_ops.listing import families
 def op_names(incomplete: str = "") -> list[str]:
     """Return the catalog's ops that begin with `incomplete`, without importing the catalog.
 
-    The names are those of the folders with shipped kernels, one per op.
+    The names are read from the folders of shipped kernels, of which every op has one.
     """
     return [name for name in library.op_names() if name.startswith(incomplete)]
 
@@ -117,7 +117,7 @@ AGES = {"m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 7 * 86_400.0}
 
 
 def moment_of(text: str) -> float:
-    """Return the time given as `2h`, `3d`, `2026-01-31` or `2026-01-31 14:30`; 0 for an empty text."""
+    """Return the time that is given as `2h`, `3d`, `2026-01-31` or `2026-01-31 14:30`; 0 for an empty text."""
     if not text:
         return 0.0
     number, unit = text[:-1], text[-1]
@@ -174,7 +174,7 @@ def with_example(ops: tuple[str, ...], example: Path | None) -> tuple[str, ...]:
 
 
 OFFLINE_MINUTES, MODEL_MINUTES, MOST_MINUTES = 2.0, 10.0, 100_000.0
-MOST, DIGITS_SHOWN = 1e15, 24  # upper bound of every limit; number of digits that an error shows
+MOST, DIGITS_SHOWN = 1e15, 24  # upper bound of every limit, and the number of digits that an error shows
 OFFLINE, LLM = "offline", "llm"
 MINUTES, EVALS, TOKENS, USD, UNTIL_SOL = "--minutes", "--evals", "--tokens", "--usd", "--until-sol"
 EXAMPLES = {
@@ -193,13 +193,12 @@ MinutesOption = Annotated[float | None, typer.Option(MINUTES, help=MINUTES_HELP,
 EVALS_HELP = "Maximum number of evaluations; questions that give no kernel do not count."
 EvalsOption = Annotated[int | None, typer.Option(EVALS, help=EVALS_HELP)]
 KEPT = (
-    "A question is sent only if a reply as long as the longest so far can still be paid for, and at the end max_tokens "
-    "limits the reply"
+    "A question is sent only if the rest of the budget pays for a reply as long as the longest so far; for the last "
+    "questions, max_tokens limits the reply"
 )
 TOKENS_HELP = (
-    f"Maximum number of tokens to use on models. {KEPT}. The limit can be exceeded by the tokens "
-    "of a model's first prompt beyond the estimate, or by one reply per question in flight if the server ignores "
-    "max_tokens."
+    f"Maximum number of tokens to use on models. {KEPT}. The limit can be exceeded if a model's first prompt has more "
+    "tokens than estimated, or by one reply per question in flight if the server ignores max_tokens."
 )
 USD_HELP = (
     f"Maximum amount to spend on models, in US dollars. {KEPT}, by the prices in the .toml file. If only the server "
@@ -241,7 +240,7 @@ def with_limits(budget: Budget, given: Budget) -> Budget:
 
 
 def with_default_time(budget: Budget, proposer: str) -> Budget:
-    """Return the budget with the default time, unless it has a limit that this proposer can reach."""
+    """Return the budget with the default time, unless it already has a limit that this proposer can reach."""
     offline = proposer == OFFLINE
     bounded = budget.evals, budget.seconds, None if offline else budget.tokens, None if offline else budget.usd
     if any(limit is not None for limit in bounded):
@@ -307,7 +306,7 @@ class RunOptions:
     strategy: str = ""
     seed: int | None = None
     no_champions: bool = False
-    machines: Machines = HERE  # may change when a run is resumed, so it is not recorded
+    machines: Machines = HERE  # not recorded, because it may change when a run is resumed
 
     def arguments(self) -> list[str]:
         """Return the options that are recorded as arguments, except strategy and seed, for which a Run has fields."""

@@ -41,7 +41,9 @@ def profile(
         found, op = lookup.kernel(store, kernel), with_example((op,), example)[0]
         loaded = _loaded(op, found, workload)
         if not policy_of(kind := choose.device_kind()).times_are_gpu_times:
-            raise UserError("profiling needs an NVIDIA GPU, and none was found", "`evolve doctor` says what is missing")
+            raise UserError(
+                "profiling needs an NVIDIA GPU, and none was found", "`evolve doctor` shows what is missing"
+            )
         evaluations = store.find(Evaluation, kernels=[found.id])
         with engine_on(kind, Phases(), output) as engine:
             latest = next((e for e in reversed(evaluations) if e.device.key == engine.info.key), None)
@@ -50,7 +52,7 @@ def profile(
                 counted = engine.profile(found, lookup.locator(op or found.op), where)
             fault = engine.unprofiled
         if counted is None:
-            lookup.absent(f"no counters were read: {fault}", "`evolve doctor` says whether ncu can be used here")
+            lookup.absent(f"no counters were read: {fault}", "`evolve doctor` shows whether ncu can be used here")
         store.append(counted)
     traits = latest.traits if latest else None
     access_bytes = max(traits.load_bytes, traits.store_bytes) if traits else WIDEST_ACCESS_BYTES

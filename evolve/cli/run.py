@@ -65,7 +65,7 @@ FreshOption = Annotated[bool, typer.Option("--fresh", help="Use only kernels tha
 NoTuneOption = Annotated[bool, typer.Option("--no-tune", help="Do not tune the knobs of the models' kernels.")]
 NoSeedsOption = Annotated[bool, typer.Option("--no-seeds", help="Do not start from the shipped kernels.")]
 NoChampionsOption = Annotated[
-    bool, typer.Option("--no-champions", help="Of the shipped kernels, start only from the plain ones (simple.cu).")
+    bool, typer.Option("--no-champions", help="Start only from the simplest shipped kernels (simple.cu).")
 ]
 ReplayOption = Annotated[
     str, typer.Option(metavar="RUN", help="Replay the answers of a recorded run instead of asking a model.")
@@ -112,7 +112,7 @@ def run(  # noqa: PLR0913, PLR0917 - one per option
     command = ["evolve", "run", *named, *(["--all"] if every else []), *_location(given, archive)]
     if resume:
         if every:
-            raise UserError("--resume continues with the ops of the run, so --all has no effect", "leave out --all")
+            raise UserError("--resume continues with the ops of the run, so --all cannot be used", "leave out --all")
         setup = session.resumed(resume, named, given, limits, archive)
     elif replay:
         setup = session.replayed(named, given, limits, archive)
@@ -150,12 +150,12 @@ def run_setup(
 
                 loaded = _loaded(setup.locators)
                 if not (run_options.no_seeds or run_options.fresh):
-                    session.look_for_seeds([op for op, _ in loaded])  # while the workers start
+                    session.look_for_seeds([op for op, _ in loaded])  # runs while the workers start
             store, tune = stack.enter_context(closing(wiring.archive(archive))), not run_options.no_tune
             if run_options.replay:
                 proposer = wiring.replaying(store, run_options.replay, tune=tune)
                 _check_proposer(proposer.name, setup)
-            else:  # imports PyTorch, as loading does; the first worker imports it at the same time
+            else:  # this imports PyTorch, as loading an op does; the first worker imports it at the same time
                 proposer = wiring.with_tuner(models, tune=tune)
             session.wait_for_device(engine, run_options.device, output)
             _check_workloads([op for op, _ in loaded], engine.info.kind)
@@ -198,8 +198,8 @@ def _check_workloads(ops: "Sequence[Op]", kind: str) -> None:
 
         limits = f"{MOST_OUTPUTS:,} outputs, {MOST_ELEMENTS:,} elements in all, {MOST_OPERATIONS:,} operations"
         raise UserError(
-            f"no workload of {listed(large)} is small enough for the {kind} device, which takes at most {limits}",
-            "add an example that is as small as that, or run it on a machine with a GPU",
+            f"no workload of {listed(large)} is small enough for the {kind} device, which accepts at most {limits}",
+            "add an example within these limits, or run it on a machine with a GPU",
         )
 
 
@@ -220,7 +220,7 @@ def _check_proposer(name: str, setup: Setup) -> None:
 
 
 def _location(run_options: RunOptions, archive: Path | None) -> list[str]:
-    """Return the given options for the place of evaluation and the archive."""
+    """Return the options that were given for the place of evaluation and the archive."""
     given = {"--device": run_options.device, "--archive": str(archive or "")}
     words = [word for option, value in given.items() if value for word in (option, value)]
     return [*words, *run_options.machines.arguments()]

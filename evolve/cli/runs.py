@@ -51,9 +51,10 @@ from evolve.report.words import (
 )
 
 OVER_FIRST_KERNEL = "best, on a device without GPU times: over the op's first kernel"
-NOTHING_OWN = "best: `-` if no kernel that the run itself proposed has passed; shipped kernels do not count"
+NOTHING_OWN = "best: `-` if no kernel proposed by the run itself has passed; shipped kernels do not count"
 REPLAYED = "replay: the answers come from the archive; tokens and dollars are those of the recorded run"
-FIGURES = "figures of runs, 1"  # name of the archived values; increase its number when their computation changes
+# name under which values are archived; increase the number when their computation changes
+FIGURES = "figures of runs, 1"
 Figures = tuple[Spent, float | None, Curve]
 
 
@@ -64,7 +65,7 @@ class RunSummary:
     run: Run
     spent: Spent
     best: float | None
-    curve: Curve = ()  # over the kernels proposed so far
+    curve: Curve = ()  # best speedup as a function of the number of kernels proposed so far
 
     @property
     def idle(self) -> bool:
@@ -147,7 +148,7 @@ def _remarks(listed: Sequence[RunSummary], elsewhere: Sequence[str]) -> Iterator
 
 
 def _table(lines: Sequence[RunSummary], width: int, *, unicode: bool) -> Table:
-    """Return a table of runs, without empty columns and, on a narrow terminal, without the least important ones."""
+    """Return a table of runs, without empty columns and, on a narrow terminal, without the least important columns."""
     tokens = ["tokens"] if any(line.spent.tokens for line in lines) else []
     usd = ["usd"] if any(line.spent.usd for line in lines) else []
     device = ["device"] if width >= WIDE else []

@@ -59,7 +59,7 @@ class Backends:
     engine: Engine
     store: "SqliteStore"
     phases: "Phases"
-    claims: Claims | None = None  # on kernels of the archive; None if no other process uses it
+    claims: Claims | None = None  # claims on kernels of the archive; None if no other process uses the archive
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Session:
     id: str  # id of the run or campaign
     searches: tuple[Search, ...]
     budget: Budget  # the total budget
-    before: Spent  # the part of it that earlier legs spent
+    before: Spent  # the part of the budget that earlier legs spent
     seeds: tuple[Proposal, ...]  # shipped kernels to start from
     command: tuple[str, ...]  # the command that resumes the session, without --resume and limits
     given: Budget = field(default=Budget())  # limits given when the session was resumed
@@ -87,7 +87,8 @@ class Session:
 
     def resume_command(self, more: Budget | None = None) -> str:
         """Return the command that resumes this session, with the larger limits in `more`, if any."""
-        if self.replay:  # a replay starts from the beginning, which takes little time because verdicts are repeated too
+        # a replay starts from the beginning, which takes little time because recorded verdicts are repeated
+        if self.replay:
             return typed(*self.command, "--replay", self.replay)
         limits = options.with_limits(self.given, more or Budget())
         return typed(*self.command, "--resume", self.id, *options.budget_arguments(limits))
@@ -122,7 +123,7 @@ class RunEvents(Generic[E]):
 def new(ops: Sequence[str], given: RunOptions, limits: Budget, *, every: bool) -> Setup:
     """Set up a new run per op, or per op of the catalog."""
     if ops and every:
-        raise UserError(f"--all takes every op of the catalog, got also {listed(ops)}", "leave out --all, or the ops")
+        raise UserError(f"--all runs every op of the catalog, got also {listed(ops)}", "leave out --all, or the ops")
     if not ops and not every:
         raise UserError("no OP was given", "name one or more ops, such as softmax; `evolve ops` lists them")
     return Setup(tuple(dict.fromkeys(ops or op_names())), given, limits)
@@ -148,7 +149,7 @@ def resumed(requested: str, ops: Sequence[str], given: RunOptions, limits: Budge
             f"leave out the ops to resume all of it: --resume {first.campaign}; or start a new run without --resume",
         )
     locators = tuple(named.get(run.op, options.locator(run)) for run in found)
-    proposer = OFFLINE if first.proposer == OFFLINE else LLM  # not the one that the environment would choose now
+    proposer = OFFLINE if first.proposer == OFFLINE else LLM  # not the proposer that the environment would choose now
     run_options = replace(options.recorded(first), machines=given.machines, proposer=proposer)
     return Setup(locators, run_options, options.with_limits(first.budget, limits), tuple(found), limits)
 
@@ -157,7 +158,7 @@ def replayed(ops: Sequence[str], given: RunOptions, limits: Budget, archive: Pat
     """Set up a replay of a recorded run: same options and number of proposals, with answers from the archive."""
     with closing(wiring.archive(archive, read_only=True)) as store:
         run = lookup.one(store, given.replay)
-        lookup.runs(store, run.id, ops)  # raises an error if the run belongs to another op
+        lookup.runs(store, run.id, ops)  # raises an error if the run is one of another op
         evals = _evaluations(store, run)
     before = options.recorded(run)
     run_options = replace(
@@ -172,7 +173,8 @@ def replayed(ops: Sequence[str], given: RunOptions, limits: Budget, archive: Pat
         strategy=given.strategy or before.strategy,
         seed=before.seed if given.seed is None else given.seed,
     )
-    # With more evaluations left, a replay would request more at once than the run did; with fewer, it ends earlier.
+    # With more evaluations left, a replay would request more kernels at once than the run did; with fewer, it would end
+    # earlier.
     asked = replace(limits, evals=evals if limits.evals is None else min(limits.evals, evals))
     return Setup(tuple(ops) or (options.locator(run),), run_options, options.with_limits(Budget(), asked))
 
@@ -184,7 +186,7 @@ def _evaluations(store: Store, run: Run) -> int:
             "choose a run with a model as its proposer; `evolve runs` shows the proposers",
         )
     spent = budget.spent(run.id, budget.history(store, run.op, run.device)).evals
-    # The number that is left decides how many proposals are requested at once.
+    # The number of evaluations that are left determines how many proposals are requested at once.
     return max(run.budget.evals, spent) if run.budget.evals else spent + 2 * GENERATION
 
 
@@ -231,7 +233,7 @@ def _scope(run: Run, op: Op, given: RunOptions) -> Scope:
 def _seeds(ops: Sequence[Op], device: str, *, plain: bool) -> Iterator[Proposal]:
     """Yield the shipped kernels that the device supports, as proposals whose ids are the same in every run.
 
-    On a GPU they include knob settings that have won on another GPU.
+    On a GPU, they include knob settings that have won on another GPU.
     """
     for op in ops:
         for kernel in _shipped(op, plain=plain, knobs=policy_of(device).times_are_gpu_times):
@@ -240,7 +242,7 @@ def _seeds(ops: Sequence[Op], device: str, *, plain: bool) -> Iterator[Proposal]
 
 
 def prepare_baselines(engine: Engine, loaded: Sequence[tuple[Op, str]], *, at_once: bool) -> None:
-    """Let the engine compile ahead the baselines that have no times on this device, in the order of the ops."""
+    """Let the engine compile the baselines ahead that have no times on this device, in the order of the ops."""
     if not isinstance(engine, PreparesBaselines) or COMPILE not in policy_of(engine.info.kind).baselines:
         return
     from evolve.evaluation import baselines

@@ -65,7 +65,7 @@ def _folder(given: Path | None) -> Path:
         return given
     own = Path(str(library.folder()))
     if not (own.parents[1] / "pyproject.toml").is_file():
-        raise UserError(f"{own} is not in a checkout", "name its folder archive/kernels with --into")
+        raise UserError(f"{own} is not in a checkout", "name the folder archive/kernels of a checkout with --into")
     return own
 
 
@@ -114,7 +114,8 @@ def figures(
     ] = False,
     root: Annotated[
         Path | None,
-        typer.Option("--root", metavar="DIR", help="Folder with README.md [default: the checkout evolve runs from].",
+        typer.Option("--root", metavar="DIR", help="Folder with README.md [default: the checkout that evolve runs "
+                     "from].",
                      show_default=False),
     ] = None,
 ) -> None:  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-MOST_SIGNALS = 3  # the third ends the process at once; the archive is consistent at any moment
+MOST_SIGNALS = 3  # the third signal ends the process at once; the archive is consistent at any moment
 TORCH, RETRY_SECONDS = "torch/__init__.py", 0.05
 
 
@@ -30,7 +30,7 @@ def raising_stopped() -> Iterator[None]:
     report_unraisable = sys.unraisablehook
 
     def report(unraisable: "sys.UnraisableHookArgs") -> None:
-        if unraisable.exc_type is not Stopped:  # `check` raises it again
+        if unraisable.exc_type is not Stopped:  # `check` raises Stopped again
             report_unraisable(unraisable)
 
     before = {number: signal.signal(number, _handle) for number in SIGNALS}
@@ -76,7 +76,10 @@ def _raise(_number: int, frame: FrameType | None) -> None:
 
 
 def _loads_torch(frame: FrameType | None) -> bool:
-    """Return whether PyTorch is being imported. Exceptions raised then may pass through C++ code, which aborts."""
+    """Return whether PyTorch is being imported.
+
+    An exception raised during the import may pass through C++ code, which would abort.
+    """
     while frame and not (frame.f_code.co_name == "<module>" and frame.f_code.co_filename.endswith(TORCH)):
         frame = frame.f_back
     return frame is not None

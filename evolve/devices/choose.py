@@ -1,6 +1,6 @@
 """Kinds of devices: their policies, and their lookup by name. Each folder beside this module is one kind of device.
 
-The folder's `__init__.py` defines the members of `DeviceFolder`. It imports neither PyTorch nor a compiler at module
+The folder's `__init__.py` defines the members of `DeviceFolder`. It must not import PyTorch or a compiler at module
 level, because commands that only read the archive need policies too.
 """
 
@@ -49,25 +49,28 @@ class Policy:
     times: str = "non-GPU times"  # name of the times in reports
     baselines: tuple[str, ...] = (EAGER,)  # PyTorch's modes, in the order in which they are tried
 
-    phase_seconds: Mapping[str, float] = field(default_factory=lambda: PHASE_SECONDS)  # deadlines
-    held_out_bytes: int = 2**18  # of the largest shape that is drawn to check a kernel
-    stretched_bytes: int = 2**21  # of the largest shape in which one dim exceeds those that the op lists
-    stretched_flops: int = 2**21  # of such a shape
-    stretched_steps: int | None = None  # rows of such a shape times threads of a block; None: no limit
-    held_out_threads: int | None = None  # of a held-out shape, unless a declared workload has more; None: no limit
+    phase_seconds: Mapping[str, float] = field(default_factory=lambda: PHASE_SECONDS)  # deadlines of phases
+    held_out_bytes: int = 2**18  # size of the largest shape that is drawn to check a kernel
+    stretched_bytes: int = 2**21  # size of the largest "stretched" shape: one dim exceeds those that the op lists
+    stretched_flops: int = 2**21  # most arithmetic of a stretched shape
+    stretched_steps: int | None = None  # most rows of a stretched shape times threads of a block; None: no limit
+    # most threads of a held-out shape, unless a declared workload has more; None: no limit
+    held_out_threads: int | None = None
     # number of shapes with small or equal dims in an evaluation without a confirmation; None: all, as in a confirmation
     edge_shapes: int | None = None
-    beyond_elements: int | None = None  # a champion is checked on a tensor of more; None: on none
+    beyond_elements: int | None = None  # a champion is also checked on a tensor of more elements, unless this is None
 
-    most_workers: int = 1  # processes that hold the device, or one of its cards
+    most_workers: int = 1  # number of processes that hold the device, or one of its cards
     card_variable: str = ""  # environment variable that limits a process to one card; empty if there is only one
-    most_compilers: int = 0  # processes that compile ahead for them and do not hold the device
-    most_preparers: int = 0  # processes that compile baselines ahead; they hold the device, but run nothing on it
+    most_compilers: int = 0  # number of processes that compile ahead and do not hold the device
+    # number of processes that compile baselines ahead; they hold the device, but run nothing on it
+    most_preparers: int = 0
     # Limit on a worker's memory. None for CUDA, which reserves too much address space for a limit.
     worker_bytes: int | None = None
-    # these can overwrite their worker's memory, so workers are confined more strictly
+    # such kernels can overwrite their worker's memory, so workers are confined more strictly
     kernels_are_native_code: bool = False
-    replaced_after: tuple[Outcome, ...] = (Outcome.CRASHED, Outcome.LAUNCH_ERROR)  # these end the worker's use
+    # outcomes after which the worker is replaced
+    replaced_after: tuple[Outcome, ...] = (Outcome.CRASHED, Outcome.LAUNCH_ERROR)
 
     no_profiler: str = "this device has no profiler"  # reason why there are no counters
     no_sanitizer: str = "this device has no sanitizer"
@@ -82,7 +85,7 @@ class DeviceFolder(Protocol):
     POLICY: Policy
 
     def missing(self) -> str:
-        """Return why the device cannot run on this machine, or an empty string."""
+        """Return the reason why the device cannot run on this machine, or an empty string."""
 
     def cards(self) -> tuple[str, ...]:
         """Return the names of the device's cards on this machine, such as several GPUs; one empty name if it has none.
@@ -93,7 +96,7 @@ class DeviceFolder(Protocol):
     def make(self, known: "DeviceInfo | None", cubins: Path | None) -> "Device":
         """Return the device.
 
-        `known` has the rates that an earlier worker measured; compilers leave their results in `cubins`.
+        `known` holds the rates that an earlier worker measured; compilers write their results to `cubins`.
         """
 
     def compiler_for(self, info: "DeviceInfo", cubins: Path) -> "Callable[[Bound], CompileResult]":
@@ -151,7 +154,7 @@ def cards(kind: str, requested: str = "") -> tuple[str, ...]:
     known = [str(number) for number in range(len(found))]
     if wrong := [text for text in numbers if text not in known]:
         raise UserError(
-            f"--gpus {requested}: there is no GPU `{wrong[0]}`", f"choose of {', '.join(known)}, or say all"
+            f"--gpus {requested}: there is no GPU `{wrong[0]}`", f"choose from {', '.join(known)}, or give all"
         )
     if len(set(numbers)) < len(numbers):
         raise UserError(f"--gpus {requested} names a GPU twice", "name each GPU once")
@@ -164,7 +167,7 @@ def make(kind: str, known: "DeviceInfo | None" = None, cubins: Path | None = Non
 
 
 def compiler_for(info: "DeviceInfo", cubins: Path) -> "Callable[[Bound], CompileResult]":
-    """Return a function that compiles for a device of this kind and leaves the result in `cubins` for a worker."""
+    """Return a function that compiles for a device of this kind and writes the result to `cubins` for a worker."""
     return _folder(info.kind).compiler_for(info, cubins)
 
 

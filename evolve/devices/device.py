@@ -30,7 +30,7 @@ class Device(Protocol):
         """Compile a kernel. Raises RejectedError if it does not compile or its entries do not fit the plan."""
 
     def run(self, program: "Program", tensors: "Mapping[str, torch.Tensor]") -> None:
-        """Launch and wait. The kernel must not find data of earlier runs.
+        """Launch the kernel and wait. It must not find data of earlier runs.
 
         Raises RejectedError if a launch fails or faults, or if the kernel has kept state for its next call.
         """
@@ -80,7 +80,8 @@ class Program(CompileResult, Protocol):
         """Enqueue every launch of the plan; `tensors` holds the inputs, outputs and workspace by name."""
 
 
-# Returns microseconds per call of a sequence of calls that the device runs without the host; None if it cannot.
+# Returns the microseconds per call of a sequence of calls that the device runs without the host; None if that is
+# impossible.
 GraphTime = Callable[[Sequence[Callable[[], object]]], float | None]
 Capture = Callable[[Callable[[], object]], Callable[[], object] | None]
 Fenced = Callable[[int], "torch.Tensor | None"]  # returns at least this many bytes; any access after them faults
@@ -97,12 +98,12 @@ class SeparateRun:
 
 class Sanitizer(Protocol):
     def __call__(self, runs: Sequence[SeparateRun], seconds: float) -> Sequence[tuple[Sanitized, ...]]:
-        """Do each run once under each tool, in separate processes. Return the tools' reports for each run."""
+        """Execute each run once under each tool, in separate processes. Return the tools' reports for each run."""
 
 
 @dataclass(frozen=True)
 class Counted:
-    """A profiler's counters, or why there are none; `lasting` if every other kernel would fail too."""
+    """A profiler's counters, or the reason why there are none; `lasting` if every other kernel would fail too."""
 
     counters: tuple[tuple[str, float], ...] = ()
     fault: str = ""
@@ -121,12 +122,13 @@ class Tools:
     """Optional abilities of a device; None for those that it lacks."""
 
     card: str = ""  # name of the card in all processes of this machine; empty if each process has its own
-    memory_bytes: int = 0  # of the device's own memory
-    free_bytes: Callable[[], int] | None = None  # of that memory, at present
+    memory_bytes: int = 0  # size of the device's own memory
+    free_bytes: Callable[[], int] | None = None  # how much of that memory is free now
     conditions: Callable[[], Conditions | None] | None = None  # current clocks and temperature
-    call_as_timed: Callable[[Callable[[], object]], None] | None = None  # as `time` does, without taking the time
+    # makes a call as `time` does, but does not time it
+    call_as_timed: Callable[[Callable[[], object]], None] | None = None
     graph_time: GraphTime | None = None
-    # of a call in a CUDA graph, as a function that replays it; None if the call cannot be captured
+    # captures a call in a CUDA graph and returns a function that replays it, or None if the call cannot be captured
     capture: Capture | None = None
     fenced: Fenced | None = None
     sanitizer: Sanitizer | None = None

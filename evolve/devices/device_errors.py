@@ -1,4 +1,4 @@
-"""Device errors: functions that distinguish exhausted memory and a failed GPU from other exceptions."""
+"""Device errors: functions that recognise exhausted memory and a failed GPU."""
 
 import torch
 

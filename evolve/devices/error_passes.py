@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
-Results = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor"]  # an output, PyTorch's result, and the float64 result
+Results = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor"]  # the output, PyTorch's result and the float64 result
 
 
 @dataclass(frozen=True)

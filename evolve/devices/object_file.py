@@ -9,7 +9,8 @@ MAGIC = b"\x7fELF"
 SECTION_HEADER, SYMBOL = "<IIQQQQIIQQ", "<IBBHQQ"
 SYMBOL_TABLE, WITHOUT_DATA = 2, 8  # types of sections
 WRITABLE = 1
-VARIABLE, FUNCTION, OF_A_THREAD, RESOLVED = 1, 2, 6, 10  # kinds of symbols; the last are found by running a function
+# kinds of symbols; symbols of the last kind are resolved by running a function
+VARIABLE, FUNCTION, OF_A_THREAD, RESOLVED = 1, 2, 6, 10
 
 
 class ObjectFileError(ValueError):

@@ -1,4 +1,4 @@
-"""Tokens of CUDA sources, and a filter that removes lines about foreign files from compiler messages."""
+"""Tokens of CUDA sources, and a filter that removes lines about other files from compiler messages."""
 
 import os.path
 import re
@@ -23,12 +23,12 @@ TOKEN = re.compile(
 FILE_DIRECTIVES = frozenset({"include", "include_next", "import", "embed"})
 # Operators that test whether a file exists; they may occur anywhere in the source.
 QUESTIONS = frozenset({"__has_include", "__has_include_next", "__has_embed"})
-TIME_MACROS = ("__DATE__", "__TIME__", "__TIMESTAMP__")  # they differ from compilation to compilation
+TIME_MACROS = ("__DATE__", "__TIME__", "__TIMESTAMP__")  # their values differ between compilations
 HASHES, PASTES = ("#", "%:"), ("##", "%:%:")
-TRIGRAPH = re.compile(r"\?\?[=/']")  # they stand for characters that begin or continue a token
+TRIGRAPH = re.compile(r"\?\?[=/']")  # trigraphs stand for characters that begin or continue a token
 RAW_PREFIXES = frozenset({"R", "LR", "uR", "UR", "u8R"})
 BEFORE_RAW = frozenset(" \t\n(,=;{[+?:&|<>!")
-LATER_LINES = re.compile(r'/\*|R"')  # outside a literal, these would reach beyond the line
+LATER_LINES = re.compile(r'/\*|R"')  # outside of a literal, these begin a token that continues beyond the line
 LEFT_OUT = "error: the compiler read a file that does not belong to the kernel; messages about that file are left out"
 # `file:12:5: error`, `file:12: note`, `file: In function`, `file(12): error`, `ptxas file, line 12; error`
 PLACE = re.compile(
@@ -40,13 +40,13 @@ PLACE = re.compile(
 GENERAL = re.compile(
     r"\d+ \w+ detected|At end of source|Remark:|ptxas |nvrtc|cc1plus:|collect2:|compilation terminated|\S*ld"
 )
-# Lines that say which file included which; excerpts of these files follow later.
+# Lines that name an including file; excerpts of these files follow later.
 ROUTE = re.compile(r"In file included from |\s+from ")
 
 
 @dataclass(frozen=True)
 class Include:
-    """A place where the source reads another file or tests for one; `plain` if it is an ordinary #include."""
+    """A place where the source reads a file or tests whether one exists; `plain` if it is an ordinary #include."""
 
     start: int
     end: int
@@ -92,7 +92,10 @@ def includes(source: str) -> Iterator[Include]:
 
 
 def word_beginning(source: str, beginnings: tuple[str, ...]) -> tuple[int, str] | None:
-    """Return the place and the text of a word with one of these beginnings, or None. Words that ## may form count."""
+    """Return the place and the text of a word with one of these beginnings, or None.
+
+    Words that ## may form are included.
+    """
     tokens = _read(source).tokens
     for token in tokens:
         if token.kind == "word" and token.text.startswith(beginnings):
@@ -101,7 +104,10 @@ def word_beginning(source: str, beginnings: tuple[str, ...]) -> tuple[int, str] 
 
 
 def spliced_directive(source: str) -> int | None:
-    """Return the place of a directive whose name is split across lines, or None. No honest kernel needs this."""
+    """Return the place of a directive whose name is split across lines, or None.
+
+    Legitimate kernels do not contain any.
+    """
     tokens = _read(source).tokens
     for index, token in enumerate(tokens):
         if token.kind == "sign" and token.text in HASHES:
@@ -115,7 +121,8 @@ def spliced_directive(source: str) -> int | None:
 def masked(source: str) -> str:
     """Return the source with comments and literals blanked and every other token in its place.
 
-    A token that is split across lines is joined, and the line break moved after it, so that no word can hide this way.
+    A token that is split across lines is joined, and the line break is moved behind it, so that a split word is found
+    too.
     """
     pieces, end = [], 0
     for token in _read(source).tokens:
@@ -150,7 +157,7 @@ def without_foreign_files(log: str, names: Iterable[str], folders: Iterable[Path
 
 
 def _directive(reading: Reading, index: int, line_begins: bool) -> Iterator[Include]:
-    """Yield the include that a `#` begins. #line counts too: compilers quote lines of the file that it names."""
+    """Yield the include that a `#` begins. #line is one, because compilers quote lines of the file that it names."""
     sign, word = reading.tokens[index], _next(reading.tokens, index)
     if word is None:
         return
@@ -167,7 +174,7 @@ def _directive(reading: Reading, index: int, line_begins: bool) -> Iterator[Incl
 
 
 def _pasted(beginnings: Iterable[str], tokens: tuple[Token, ...]) -> list[str]:
-    """Return the beginnings of words that ## could form from shorter ones, or from numbers."""
+    """Return the beginnings of words that ## could form from shorter words or from numbers."""
     if not any(token.kind == "sign" and token.text in PASTES for token in tokens):
         return []
     pieces = {token.text for token in tokens if token.kind in ("word", "number")}.difference(beginnings)

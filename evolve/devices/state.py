@@ -16,14 +16,15 @@ OPERATORS = {"_Znw": "new", "_Zna": "new[]", "_Zdl": "delete", "_Zda": "delete[]
 LIBRARIES = ("cuda", "cub", "thrust", "cooperative_groups", "nvcuda")
 COMPILER = "__nv_"  # variables that some versions of NVRTC add for atomics
 BRACKETS = r"\((?:[^;{}()]|\([^;{}()]*\))*\)"
-INITIAL_VALUE = rf"(?:[^;{{}}()=,]|{BRACKETS})*"  # up to a comma that is not within brackets
+INITIAL_VALUE = rf"(?:[^;{{}}()=,]|{BRACKETS})*"  # ends before a comma that is not within brackets
 INSTEAD = "declare a [workspace] with zero = true, or make it const / __constant__"
 
 
 def check_compiled(to_keep: Iterable[str], undefined: Iterable[str], *sources: str) -> None:
     """Raise for a heap, and for a variable that starts as zero and is not declared constant in any of the sources.
 
-    Symbols do not show whether the kernel writes to other variables. So the device compares those after every call.
+    Symbols do not show whether the kernel writes to other variables. The device therefore compares those after every
+    call.
     """
     for name in undefined:
         if ALLOCATES.fullmatch(name):
@@ -40,7 +41,9 @@ def check_compiled(to_keep: Iterable[str], undefined: Iterable[str], *sources: s
 def check_source(source: str) -> None:
     """Raise for a source that reads the time at which it is compiled."""
     if found := word_beginning(source, TIME_MACROS):
-        message = f"the kernel reads `{found[1]}`, which says when it was compiled: outputs may depend on inputs only"
+        message = (
+            f"the kernel reads `{found[1]}`, which contains the time of compilation: outputs may depend only on inputs"
+        )
         raise RejectedError(Outcome.KEEPS_STATE, message)
 
 
@@ -63,7 +66,7 @@ def _of_a_library(symbol: str) -> bool:
 def _declared_constant(symbol: str, text: str) -> bool:
     """Return whether the variable is declared constant, alone or after other variables of the same declaration."""
     name = re.escape(_parts(symbol)[-1])
-    earlier = rf"[^;{{}}()=*]*(?:={INITIAL_VALUE},[^;{{}}()=*]*)*"  # no pointers: their targets are constant
+    earlier = rf"[^;{{}}()=*]*(?:={INITIAL_VALUE},[^;{{}}()=*]*)*"  # no pointers: `const` applies to their targets
     return re.search(rf"\b(?:const|constexpr|__constant__)\b{earlier}\b{name}\b", text) is not None
 
 
@@ -71,7 +74,8 @@ def _parts(symbol: str) -> list[str]:
     """Return the plain names in a mangled name, without those that the compiler has added."""
     for local in re.finditer(r"E(\d+)", symbol) if symbol.startswith("_ZZ") else ():
         end = local.end() + int(local.group(1))
-        if end <= len(symbol) and re.fullmatch(r"(?:_\d+|__\d+_)?", symbol[end:]):  # repeated names are numbered
+        # in a mangled name, repeated names are replaced by numbers
+        if end <= len(symbol) and re.fullmatch(r"(?:_\d+|__\d+_)?", symbol[end:]):
             return [*_parts(f"_Z{symbol[3 : local.start()]}"), symbol[local.end() : end]]
     match = re.match(r"_ZN?K?L?(?=\d)", symbol)
     if match is None:

@@ -1,8 +1,9 @@
-"""Turns of the worker processes that share a device: several may check at once, but one that times uses it alone.
+"""Turns of the worker processes that share a device.
 
-The turns are locks on files, so a worker that is killed gives its turn back. All runs on a machine use the same files
-for one card, so that two runs on one GPU do not time at once. Work that takes seconds without using the
-device holds no turn, because every other worker would have to wait for it.
+Several may check at the same time, but a process that times uses the device alone. The turns are locks on files, so the
+turn of a killed worker is released. All runs on a machine use the same files for one card, so that two runs on one GPU
+do not time at once. Work that takes seconds without using the device holds no turn, because every other worker would
+have to wait for it.
 """
 
 import contextlib
@@ -16,21 +17,24 @@ from pathlib import Path
 EVERYWHERE = Path("/tmp")  # noqa: S108 - the files hold nothing, and are opened without following links
 FOR_ALL = 0o777
 FILES = ("device.lock", "queue.lock")
-# Phases of an evaluation in which others may use the device too, and phases that do not use it. The sanitizer's
-# processes take turns of their own.
+# Phases of an evaluation in which other processes may use the device too, and phases that do not use it. The
+# sanitizer's processes take turns of their own.
 TOGETHER = ("run", "check")
 ELSEWHERE = ("compile", "prepare", "sanitize")
 FOLDER = "EVOLVE_TURNS"  # the environment variable with the folder of the locks for such processes
 
 
 class Turns:
-    """One worker's turns. `settle` waits for the device to be idle, `wait` is called before waiting for others."""
+    """One worker's turns.
+
+    `settle` waits until the device is idle; `wait` is called before waiting for other processes.
+    """
 
     def __init__(self, folder: Path, settle: Callable[[], object], wait: Callable[[], object]) -> None:
         self._device, self._queue = (_opened(folder / file) for file in FILES)
         self._settle, self._wait = settle, wait
         self._held: bool | None = None  # whether this worker has the device alone; None if it has no turn
-        self.always_alone = False  # in every phase, as for a workload that needs most of the memory
+        self.always_alone = False  # use the device alone in every phase, because a workload needs most of the memory
 
     def take(self, phase: str) -> None:
         """Take the turn that a phase needs, if any. Before a shared turn, let waiting processes go first."""
@@ -54,7 +58,7 @@ class Turns:
         self._held = alone
 
     def leave(self) -> None:
-        """Give the turn back, if there is one, when the device has finished this worker's work."""
+        """Release the turn, if there is one, when the device has finished this worker's work."""
         if self._held is None:
             return
         with contextlib.suppress(RuntimeError):  # the device has failed, which the evaluation reports
@@ -63,7 +67,7 @@ class Turns:
         self._held = None
 
     def sleep(self, seconds: float) -> None:
-        """Give the turn back and wait for other processes. No deadline limits this wait."""
+        """Release the turn and wait for other processes. No deadline limits this wait."""
         self.leave()
         self._wait()
         time.sleep(seconds)
@@ -77,7 +81,7 @@ class Turns:
 
 @contextlib.contextmanager
 def shared(folder: str) -> Iterator[None]:
-    """Hold a shared turn in the body, given the folder of the locks; without a folder that can be read, hold none."""
+    """Hold a shared turn in the body, with the locks in this folder; without a folder that can be read, hold none."""
     turns: Turns | None = None
     with contextlib.suppress(OSError):
         turns = Turns(Path(folder), lambda: None, lambda: None) if folder else None
@@ -104,7 +108,7 @@ def folder_of_card(card: str, own: Path) -> Path:
             for file in FILES:
                 os.close(_opened(folder / file))
             return folder
-    except OSError:  # such as another user's folder without permissions for others
+    except OSError:  # for example, the folder of another user without permissions for others
         pass
     own.mkdir(exist_ok=True)
     return own
@@ -116,7 +120,7 @@ def _opened(file: Path) -> int:
         return os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         descriptor = os.open(file, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        with contextlib.suppress(OSError):  # another user has created it in the meantime
+        with contextlib.suppress(OSError):  # another user has created the file in the meantime
             os.fchmod(descriptor, 0o666)
         return descriptor
 

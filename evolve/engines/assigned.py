@@ -56,7 +56,7 @@ class JobState:
 
 
 class JobQueue:
-    """The jobs of an `evaluate` call that no worker has: new jobs, compiled jobs, and jobs that have not been read yet."""
+    """The jobs of an `evaluate` call that no worker has: new jobs, compiled jobs, and jobs that were not read yet."""
 
     def __init__(self, *, compiles_ahead: bool) -> None:
         self._compiles_ahead = compiles_ahead

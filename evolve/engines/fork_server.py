@@ -163,7 +163,7 @@ class _ForkServer:
             _kill(pid)
 
     def _reap(self) -> None:
-        """Report workers that have ended, and kill the processes they left running, also outside their process groups."""
+        """Report workers that have ended, and kill all processes they left running, in their process groups or not."""
         from evolve.engines.messages import Exited
 
         numbers = {pid: number for number, pid in self._pids.items()}

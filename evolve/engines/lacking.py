@@ -75,7 +75,7 @@ class LackingBaselines:
     def hold(
         self, evaluation: Evaluation, op: str, card: str, workloads: Collection[str], *, ahead: bool
     ) -> Iterator[Evaluation]:
-        """Hold an evaluation until the baselines at these workloads are known; with `ahead`, they are compiled ahead."""
+        """Hold an evaluation until the baselines at these workloads are known; `ahead` compiles them ahead."""
         places = tuple(Place(op, workload, card) for workload in workloads)
         self._held.append(_Held(evaluation, places))
         for place in places:
@@ -92,7 +92,7 @@ class LackingBaselines:
         self._to_compile.extend(one for one in wanted if one not in self._compiled and not self._under_way(one))
 
     def compile_next(self, op: str, workloads: Collection[str]) -> None:
-        """Request that the baselines at these workloads are compiled first, because a kernel is being judged at them."""
+        """Request that the baselines at these workloads are compiled first, because a kernel is judged at them."""
         wanted = [one for workload in workloads for one in self._preparations(op, workload)]
         wanted = [one for one in wanted if one not in self._compiled and one not in self._compiling]
         self._to_compile = deque([*wanted, *(one for one in self._to_compile if one not in wanted)])

@@ -138,8 +138,8 @@ def test_ops_can_be_sorted_by_the_possible_speedup(archive: Path, capsys: Captur
 
 
 def test_without_times_the_ops_are_sorted_by_family(archive: Path, capsys: Capture) -> None:
-    assert "nothing is measured yet" in listed(capsys, "--by", "headroom")
-    assert "nothing is measured yet" not in listed(capsys)
+    assert "nothing has been measured yet" in listed(capsys, "--by", "headroom")
+    assert "nothing has been measured yet" not in listed(capsys)
 
 
 def test_the_list_can_be_limited_to_a_family(archive: Path, capsys: Capture) -> None:

@@ -228,7 +228,7 @@ def test_a_package_from_another_gpu_is_not_a_regression(tmp_path: Path, archive:
     ("arguments", "why"),
     [
         (["."], "holds no exported package"),
-        ([".", "softmax"], "a package is verified alone"),
+        ([".", "softmax"], "a package cannot be verified together with"),
         (["sofmax"], "softmax"),
         (["softmax", "--minutes", "0"], "--minutes must be greater than 0"),
     ],

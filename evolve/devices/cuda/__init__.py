@@ -28,14 +28,14 @@ POLICY = Policy(
     held_out_bytes=2**25,
     stretched_bytes=2**21,
     stretched_flops=2**34,
-    edge_shapes=3,  # each takes a compilation
+    edge_shapes=3,  # each requires a compilation
     beyond_elements=2**31,
     most_workers=2,
     card_variable="CUDA_VISIBLE_DEVICES",
     most_compilers=12,
     most_preparers=8,
     no_profiler="NVIDIA's profiler ncu was not found; run `evolve doctor` to see how to install it",
-    no_sanitizer="compute-sanitizer was not found, so races and stray accesses were not looked for",
+    no_sanitizer="compute-sanitizer was not found, so races and stray accesses were not checked",
 )
 
 
@@ -95,7 +95,7 @@ def make(known: "DeviceInfo | None", cubins: Path | None) -> "Device":
     except (ImportError, RuntimeError) as error:
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         message = f"NVRTC, which compiles kernels, cannot be loaded: {first[:120]}"
-        raise UserError(message, "run `evolve doctor` there, which says how to install it") from error
+        raise UserError(message, "run `evolve doctor` on that machine to see how to install it") from error
     return CudaDevice(known=known, cubins=cubins)
 
 
@@ -106,7 +106,7 @@ def compiler_for(info: "DeviceInfo", cubins: Path) -> "Callable[[Bound], Compile
 
 
 def supports(_kernel: "Kernel") -> bool:
-    return True  # only compiling shows its requirements
+    return True  # only a compilation shows which features the kernel needs
 
 
 def preload() -> None:

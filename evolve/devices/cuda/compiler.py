@@ -35,8 +35,8 @@ ENTRY_IN_LOG = re.compile(r"Compiling entry function '(\w+)'")
 LOCAL_IN_LOG = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores")
 REGISTERS_IN_LOG = re.compile(r"Used (\d+) registers")
 SHARED_IN_LOG = re.compile(r"(\d+) bytes smem")
-# Special registers that tell one call from another: clocks, counters, the number of a launch, where it runs, and
-# whether it runs in a CUDA graph.
+# Special registers that distinguish one call from another: clocks, counters, the number of a launch, the place where it
+# runs, and whether it runs in a CUDA graph.
 TELLING = re.compile(rb"%(?:(?:clock|globaltimer|gridid|pm\d)\w*|(?:current_graph_exec|smid|warpid)\b)")
 # Registers of the driver and of the system's shared memory: only <cooperative_groups.h> needs them.
 OF_THE_DRIVER = re.compile(rb"\.loc\s+(?P<file>\d+)|(?P<name>%(?:envreg\d|reserved_smem_offset)\w*)")
@@ -53,7 +53,7 @@ class Cubin:
     entries: dict[str, cubin.EntryPoint]
     resources: tuple[Resources, ...]
     log: str
-    variables: tuple[Symbol, ...] = ()  # must be unchanged after every call
+    variables: tuple[Symbol, ...] = ()  # variables that must be unchanged after every call
 
     @cached_property
     def traits(self) -> Traits:
@@ -63,7 +63,8 @@ class Cubin:
 def compile_cubin(bound: Bound, arch: str, cache: Path | None = None) -> Cubin:
     """Compile for an architecture such as sm_90a, and check the plan against the cubin.
 
-    `compile_ahead` in another process may have left the result in the folder `cache`, from which it is then removed.
+    `compile_ahead` in another process may have written the result to the folder `cache`. The result is then read and
+    removed.
     """
     _check_source(bound)
     return _checked(bound, arch, _found_or_compiled(translation.source(bound), arch, cache))
@@ -88,20 +89,20 @@ def _checked(bound: Bound, arch: str, compiled: "_Output") -> Cubin:
 
 
 def _check_shared(bound: Bound, resources: tuple[Resources, ...], arch: str) -> None:
-    """Raise a RejectedError if static and dynamic shared memory of a launch together are more than a block may have."""
+    """Raise a RejectedError if static and dynamic shared memory of a launch together exceed the limit of a block."""
     static = {taken.entry: taken.shared_bytes for taken in resources}
     most = cubin.most_shared(arch)
     for launch in bound.launches:
         if static.get(launch.entry, 0) + launch.shared > most:
             sizes = f"{static[launch.entry]} bytes of static and {launch.shared} of dynamic shared memory"
-            message = f"launch {launch.index} (`{launch.entry}`): {sizes} together break the limit of {most}"
+            message = f"launch {launch.index} (`{launch.entry}`): {sizes} together exceed the limit of {most}"
             raise RejectedError(Outcome.ILLEGAL, message)
 
 
 def compile_ahead(bound: Bound, arch: str, cubins: Path) -> Cubin:
-    """Compile and check, and leave the result in `cubins` for another process that calls `compile_cubin`.
+    """Compile and check, and write the result to `cubins` for another process that calls `compile_cubin`.
 
-    If another process has compiled the kernel ahead, its result is checked and not compiled again.
+    If another process has compiled the kernel ahead, its result is checked, and the kernel is not compiled again.
     """
     _check_source(bound)
     source = translation.source(bound)
@@ -136,7 +137,7 @@ def _found_or_compiled(source: str, arch: str, cache: Path | None) -> "_Output":
 
 
 def _read(file: Path) -> "_Output | None":
-    """Return the result that a process that compiles ahead has left in this file, if there is one."""
+    """Return the result that a process that compiles ahead has written to this file, if there is one."""
     try:
         texts, _, image = file.read_bytes().partition(b"\n")
     except OSError:
@@ -179,12 +180,13 @@ class _Output:
     image: bytes
     log: str
     ptx: bytes
-    checked: dict[str, list[str]] = field(default_factory=dict)  # warnings about the compiled code, by use
+    # warnings about the compiled code; the key describes the use of the code
+    checked: dict[str, list[str]] = field(default_factory=dict)
 
     def warnings(self, bound: Bound, arch: str) -> list[str]:
         """Return warnings about the compiled code. Raises RejectedError if it depends on an order of blocks."""
         use = ordering.use(bound)
-        if use not in self.checked:  # reading the code takes longer than all other steps after NVRTC
+        if use not in self.checked:  # cached: reading the code takes longer than all other steps after NVRTC
             unordered = ordering.check(bound, zlib.decompress(self.ptx).decode(errors="replace"))
             serialised = [f"warning: in `{name}` {SERIALISED}" for name in cubin.serialised(self.image, arch)]
             self.checked[use] = [*unordered, *serialised]
@@ -216,23 +218,23 @@ def _nvrtc(source: str, arch: str) -> _Output:
 
 
 def _check_registers(ptx: bytes) -> None:
-    """Raise for a kernel that reads a register that tells calls apart.
+    """Raise for a kernel that reads a register that distinguishes calls.
 
-    In PTX each such register has one name, unlike in the source.
+    Unlike in the source, each such register has only one name in PTX.
     """
     found = TELLING.search(ptx)
     if name := found[0].decode() if found else _of_the_driver(ptx):
         advice = {
             "%smid": "number blocks by blockIdx",
             "%warpid": "number warps by threadIdx",
-            "%current_graph_exec": "a kernel does the same in a graph as outside",
+            "%current_graph_exec": "a kernel must do the same in a graph as outside of one",
         }.get(
             name,
-            "only the driver knows what it holds"
+            "its value is known only to the driver"
             if not found
             else "`cuda::atomic::wait` and semaphores read a timer too; poll with `load` instead",
         )
-        message = f"the kernel reads `{name}`, which differs from call to call: outputs may depend on the inputs only"
+        message = f"the kernel reads `{name}`, which differs from call to call: outputs may depend only on the inputs"
         raise RejectedError(Outcome.KEEPS_STATE, f"{message} ({advice})")
 
 
@@ -251,7 +253,7 @@ def _own_messages(log: str) -> str:
 
 
 def _variables(image: bytes, *sources: str) -> tuple[Symbol, ...]:
-    """Return the variables to compare after calls; raise for variables that can only serve to keep state."""
+    """Return the variables to compare after calls; raise for variables whose only use can be to keep state."""
     symbols = object_file.symbols(image)
     variables = cubin.variables(symbols)
     to_keep = [

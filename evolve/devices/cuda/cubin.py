@@ -15,20 +15,21 @@ from evolve.devices.object_file import Section, Symbol
 
 PARAMETER = 0x17
 MAX_THREADS = 0x05
-OF_SYMBOLS = (0x0A, 0x0F)  # attributes with numbers of symbols, which depend on other functions in the cubin
+OF_SYMBOLS = (0x0A, 0x0F)  # attributes that hold numbers of symbols, which depend on other functions in the cubin
 INLINE_FORMATS = (1, 2, 3)  # the two bytes after the attribute are its value; otherwise they are its length
 INFO, TEXT = ".nv.info.", ".text."
 CONSTANTS = re.compile(r"\.nv\.constant(\d+)\.(.+)")  # a constant bank of one entry
-COMMON = re.compile(r"\.nv\.(constant\d+|global\.init)")  # initialised variables, and addresses
-RELOCATIONS = {".rel": "<QQ", ".rela": "<QQq"}  # place, symbol and addend
+COMMON = re.compile(r"\.nv\.(constant\d+|global\.init)")  # sections of initialised variables and of addresses
+RELOCATIONS = {".rel": "<QQ", ".rela": "<QQq"}  # a relocation's place, symbol and addend
 ZEROED = ".nv.global"
 LASTING = (ZEROED, ".nv.global.init", ".nv.constant3")
-WORDS = struct.Struct("<H7xH5x")  # bits 0 to 15 with the operation, bits 72 to 87 with the width
+# the fields of an instruction that hold the operation (bits 0 to 15) and the width (bits 72 to 87)
+WORDS = struct.Struct("<H7xH5x")
 OPERATION, FORM = 0x1FF, 0xFFF
 LD, LDG, ST, STG, LDGSTS = 0x180, 0x181, 0x185, 0x186, 0x1AE
 LDG_256, STG_256 = 0x17E, 0x17F
 ATOM, ATOMG, RED = {0x18A, 0x18B, 0x1A2}, {0x1A3, 0x1A8, 0x1A9}, {0x18E, 0x1A6}
-MMA = {0x236, 0x23C, 0x237, 0x23D, 0x23F, 0x27A, 0x47F}  # HMMA on Volta and since, IMMA, BMMA, DMMA, QMMA, OMMA
+MMA = {0x236, 0x23C, 0x237, 0x23D, 0x23F, 0x27A, 0x47F}  # HMMA since Volta, IMMA, BMMA, DMMA, QMMA, OMMA
 GROUP_MMA = {0x1F0, 0x1F1, 0x1F2, 0x1F3}  # HGMMA, IGMMA, BGMMA, QGMMA
 OF_A_WARPGROUP, WAITS = 0x1C5, 1 << 47  # WARPGROUP.ARRIVE, and .DEPBAR with this bit
 HOPPER = range(90, 100)
@@ -37,8 +38,8 @@ ATOMICS = ATOM | ATOMG | RED
 ACCESS_BYTES = (1, 1, 2, 2, 4, 8, 16, 16)
 BLACKWELL = 100
 WARP = 32
-REGISTERS, REGISTERS_AT_ONCE = 65536, 256  # of a multiprocessor, and the unit in which they are allocated to a warp
-PARTITIONS = 4  # of a multiprocessor, which share its registers equally
+REGISTERS, REGISTERS_AT_ONCE = 65536, 256  # registers of a multiprocessor, and the number that a warp gets at a time
+PARTITIONS = 4  # number of partitions of a multiprocessor, which share its registers equally
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class EntryPoint:
 
     name: str
     parameter_bytes: tuple[int, ...]
-    max_threads: int  # from __launch_bounds__; 0 without it
+    max_threads: int  # the limit of __launch_bounds__, or 0 without one
 
 
 def entries(cubin: bytes) -> dict[str, EntryPoint]:
@@ -66,7 +67,7 @@ def begins_empty(variable: Symbol) -> bool:
 
 
 def declared_in_inline_ptx(variable: Symbol) -> bool:
-    """Return whether inline PTX declares the variable, which honest kernels never do."""
+    """Return whether inline PTX declares the variable. Legitimate kernels never do that."""
     return variable.name.startswith("$__")
 
 
@@ -111,7 +112,7 @@ def traits_of(bound: Bound, image: bytes, resources: Sequence[Resources], arch: 
 
 
 def _described(bound: Bound, digests: Mapping[str, str], used: Mapping[str, Resources]) -> list[object]:
-    """Return everything that determines the running code, without names that the kernel has chosen."""
+    """Return everything that determines the running code, without names chosen by the kernel."""
     scratch = {workspace.name: index for index, workspace in enumerate(bound.workspace)}
     return [
         [[workspace.nbytes, workspace.zero] for workspace in bound.workspace],
@@ -202,7 +203,7 @@ def _codes(image: bytes, names: tuple[str, ...], arch: str) -> dict[str, tuple[s
 
 @dataclass(frozen=True)
 class Code:
-    """Instructions that an entry can reach, and a hash of them and everything they refer to, but not of names."""
+    """The instructions that an entry can reach, and a hash of them and of everything they refer to except names."""
 
     instructions: bytes
     digest: str
@@ -220,7 +221,7 @@ def _code(entry: str, sections: Mapping[str, Section], symbols: Sequence[Symbol]
     common = sorted(name for name in sections if COMMON.fullmatch(name))
     waiting = [f"{TEXT}{entry}", *sorted(own, key=lambda name: own[name]), *common]
     described: list[object] = [v for a, v in _attributes(sections[f"{INFO}{entry}"].data) if a not in OF_SYMBOLS]
-    for name in waiting:  # it grows by sections that are called or pointed to
+    for name in waiting:  # the loop adds sections that are called or pointed to
         contents = hashlib.sha256(sections[name].data).hexdigest()
         described += [own.get(name), name if name in common else "", contents]
         for place, target, addend in _relocations(name, sections, symbols):
@@ -292,7 +293,7 @@ def most_shared(arch: str) -> int:
 
 
 def occupancy(arch: str, registers: int, threads: int, shared_bytes: int) -> float:
-    """Return the share of a multiprocessor's warps that are resident when blocks of one launch fill it."""
+    """Return the share of a multiprocessor's warps that are resident when it is filled with blocks of one launch."""
     limits = _limits(arch)
     warps = _up(threads, WARP) // WARP
     of_partition = REGISTERS // PARTITIONS // _up(max(registers, 1) * WARP, REGISTERS_AT_ONCE)

@@ -23,8 +23,8 @@ from evolve.devices.cuda.profiler import Ncu
 from evolve.devices.cuda.program import CudaProgram
 from evolve.devices.device import Counted, Program, RejectedError, SeparateRun, Tools
 
-LEAST_HEAD_START_CYCLES = 100_000  # with the flush, 0.11 ms in which the host can enqueue the call
-MOST_CYCLES = 40_000_000  # 20 ms
+LEAST_HEAD_START_CYCLES = 100_000  # together with the flush, this gives the host 0.11 ms to enqueue the call
+MOST_CYCLES = 40_000_000  # about 20 ms
 LONGER, SHORTER = 2, 0.98
 GRAPH_REPLAYS = 7
 RESOURCE_ERRORS = ("OUT_OF_RESOURCES", "COOPERATIVE_LAUNCH_TOO_LARGE")
@@ -45,7 +45,7 @@ class CudaDevice:
     """One NVIDIA GPU, with PyTorch's tensors and current stream.
 
     `known` is this GPU's info from another process, so that its rates need not be measured again. `cubins` is the
-    folder where other processes leave compiled kernels.
+    folder to which other processes write compiled kernels.
     """
 
     torch_device = POLICY.torch_device
@@ -77,7 +77,7 @@ class CudaDevice:
         if known and known.key == facts.key:
             return rates.kept(facts, known)
         measured = rates.measured(facts)
-        torch.cuda.empty_cache()  # otherwise gigabytes would be overwritten before every run
+        torch.cuda.empty_cache()  # free memory is overwritten only if it has changed: it may be gigabytes
         return measured
 
     @cached_property
@@ -131,7 +131,7 @@ class CudaDevice:
     def time(self, call: Callable[[], object]) -> float:
         """Return the GPU time of one call.
 
-        Before the call, the L2 is filled with clean lines and the host enqueues ahead.
+        Before the call, the L2 is filled with clean lines, and the host enqueues the call ahead.
         """
         self._clean()
         elapsed_us = self._head_start.timed(call)
@@ -141,7 +141,7 @@ class CudaDevice:
     def _call_as_timed(self, call: Callable[[], object]) -> None:
         """Make one call with the GPU in the state in which `time` calls it.
 
-        There is no head start for the host, which only a timing needs.
+        The host gets no head start, which only a timing needs.
         """
         self._clean()
         call()
@@ -204,7 +204,10 @@ class _ProgramVariables:
 
 
 class _HeadStart:
-    """Keeps the GPU busy while the host enqueues the timed call. Its length adapts to the time that the host needs."""
+    """Work that keeps the GPU busy while the host enqueues the timed call.
+
+    Its length adapts to the time that the host needs.
+    """
 
     def __init__(self) -> None:
         self._cycles = float(LEAST_HEAD_START_CYCLES)

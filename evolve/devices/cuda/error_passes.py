@@ -1,4 +1,4 @@
-"""Errors of an output in two passes over GPU memory, without storing them: PyTorch's operations need a dozen passes."""
+"""Errors of an output in two passes over GPU memory, without storing them. PyTorch's operations need a dozen passes."""
 
 import ctypes
 import math
@@ -10,7 +10,7 @@ from evolve.devices.cuda.memory import function, launch
 from evolve.devices.error_passes import Allowance, Results
 
 THREADS, BLOCKS_PER_SM = 256, 8
-MOST_ELEMENTS = 2**32 - 1  # the kernels count in 32 bits
+MOST_ELEMENTS = 2**32 - 1  # the kernels count elements in 32 bits
 KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 SUMS, MOST_ALLOWANCES = 5, 2
 SOURCE = r"""
@@ -110,7 +110,7 @@ class _Allowance(ctypes.Structure):
 class CudaErrorPasses:
     """Two of the evaluator's own kernels.
 
-    They read an output, PyTorch's result and the float64 result, and store nothing.
+    They read an output, PyTorch's result and the float64 result, and store no errors.
     """
 
     def __init__(self, arch: str, sms: int) -> None:
@@ -127,7 +127,7 @@ class CudaErrorPasses:
     def norms(self, results: Results, rounding: float) -> list[float]:
         """Return the norms of the result, the output's error, PyTorch's error and its excess, and the largest result.
 
-        One of these is not finite if an element of the results is not.
+        At least one of these is not finite if an element of the results is not finite.
         """
         found = torch.zeros(SUMS, dtype=torch.float64, device=results[0].device)
         self._launch(self._squares, results, (ctypes.c_double(rounding),), found)
@@ -152,7 +152,7 @@ class CudaErrorPasses:
 
 
 def _row_stride(values: torch.Tensor) -> int:
-    """Return the distance of rows along the first dim, in elements; 0 if a row is not contiguous."""
+    """Return the distance between rows along the first dim, in elements; 0 if a row is not contiguous."""
     if not values.ndim:
         return 1
     row = values[0]

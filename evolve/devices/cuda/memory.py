@@ -15,12 +15,12 @@ from cupy_backends.cuda.api.driver import CUDADriverError
 from evolve.devices.cuda.program import current_stream, loaded
 from evolve.devices.object_file import Symbol
 
-FLUSH_BYTES = 2**28  # several times the L2 cache of any GPU to date
+FLUSH_BYTES = 2**28  # several times the size of any current GPU's L2 cache
 THREADS, VECTOR_BYTES = 1024, 16
 BLOCKS_PER_SM = 2  # one block fills an SM; the second one reaches SMs that the first wave missed
-CANNOT_CHANGE = 1  # cudaErrorInvalidValue
-LIMIT_BYTES = 2**16  # of the buffer for printed text, and of the heap, which no kernel may use
-NOT_SUPPORTED = 801  # from cuCtxResetPersistingL2Cache on GPUs before compute capability 8.0
+CANNOT_CHANGE = 1  # the error cudaErrorInvalidValue
+LIMIT_BYTES = 2**16  # size of the buffer for printed text, and of the heap, which no kernel may use
+NOT_SUPPORTED = 801  # the error of cuCtxResetPersistingL2Cache on GPUs before compute capability 8.0
 SOURCE = r"""
 #if __CUDA_ARCH__ >= 800
 #define POLICY(name) \
@@ -123,7 +123,7 @@ class Cleaner:
 
 
 def pattern() -> int:
-    """Return four random bytes that read as NaN in every float type, also where they fill only part of a value."""
+    """Return four random bytes that read as NaN in every float type, even where they fill only part of a value."""
     return 0x7FF07FF0 | secrets.randbits(32) & 0x800F800F or pattern()
 
 
@@ -215,8 +215,8 @@ def reset_persisting_lines() -> None:
 def bound_limits() -> None:
     """Limit printed text and the heap, once per process.
 
-    The driver refuses the limit on text after a kernel that can print, such as one of PyTorch's that checks indices. So
-    a worker sets the limits before any kernel runs.
+    The driver refuses the limit on text after a kernel that can print, such as one of PyTorch's that checks indices. A
+    worker therefore sets the limits before any kernel runs.
     """
     try:
         runtime.deviceSetLimit(runtime.cudaLimitPrintfFifoSize, LIMIT_BYTES)
@@ -242,7 +242,7 @@ def compiled(source: str, arch: str) -> bytes:
     try:
         nvrtc.compileProgram(program, [f"-arch={arch}", "-std=c++17"])
         image: bytes = nvrtc.getCUBIN(program)
-        return image + b"\0"  # CuPy drops the last byte
+        return image + b"\0"  # CuPy drops the last byte of the image
     finally:
         nvrtc.destroyProgram(program)
 

@@ -1,6 +1,6 @@
 """Order among the blocks of a launch, read from its PTX.
 
-This finds counters and flags without a fence before them, loops that wait for blocks that need not run yet, and
+The checks find counters and flags without a fence before them, loops that wait for blocks that may not be running, and
 read-only loads of memory that the same launch writes.
 """
 
@@ -17,20 +17,22 @@ from evolve.devices.device import RejectedError
 
 Address = Pointer | Pointers | BoundMap  # an argument by which a launch reaches tensors
 SHARES = ("atom.", ".volatile", ".relaxed", ".acquire", "ld.global.cg.", "ld.global.cv.")
-REDUCES = re.compile(r"red\.(?<![a-z]red\.)")  # not `shared.`
-READ_ONLY = re.compile(r"ldg|\.nc\b")  # in the source: loads that the compiler is told to make read-only
+REDUCES = re.compile(r"red\.(?<![a-z]red\.)")  # does not match the end of `shared.`
+READ_ONLY = re.compile(r"ldg|\.nc\b")  # in the source: loads that the compiler must make read-only
 FOUND = " (found in its PTX)"
 FLOAT = re.compile(r"\.b?f\d+(?:x2)?$")
 OF_ONE_BLOCK = re.compile(r"\.(?:cta|cluster)\b")
-FRESH = re.compile(r"\.(?:volatile|relaxed|acquire|cg|cv)\b")  # loads that no first-level cache answers
-NEUTRAL = {"add": "0", "or": "0", "xor": "0", "sub": "0", "inc": "0"}  # operands with which an atomic changes nothing
+FRESH = re.compile(r"\.(?:volatile|relaxed|acquire|cg|cv)\b")  # loads that bypass the first-level cache
+# operands with which an atomic operation changes nothing
+NEUTRAL = {"add": "0", "or": "0", "xor": "0", "sub": "0", "inc": "0"}
 WARP = 32
 REPEATABLE = frozenset({"or", "and", "max", "min"})
 TICKETS = frozenset({"add", "inc", "dec", "sub"})
 COUNTS = TICKETS | {"or"}
 FENCE = "call __threadfence() between the write and the atomic"
 ALL_AT_ONCE = (
-    "set `cooperative = true` in its [[launch]], with a grid that fits on the GPU at once, or use two launches"
+    "set `cooperative = true` in its [[launch]], with a grid small enough that all blocks run at the same time, or use "
+    "two launches"
 )
 
 
@@ -110,7 +112,7 @@ class View:
         return self.entry.code[index].is_fence
 
     def reads_only(self, index: int) -> bool:
-        """Return whether an atomic only reads, such as atomicAdd(p, 0), or does nothing new when it is repeated."""
+        """Return whether an atomic operation leaves the value unchanged, such as atomicAdd(p, 0)."""
         instruction = self.entry.code[index]
         if instruction.kind != "atom":
             return False
@@ -141,29 +143,29 @@ class Poll:
 
     read: int
     body: frozenset[int]
-    guards: tuple[str, ...]  # predicates that end the loop
-    locks: bool  # takes a lock, which only a running block can hold
+    guards: tuple[str, ...]  # the predicates that end the loop
+    locks: bool  # whether the loop takes a lock, which only a running block can hold
 
 
 def _across_blocks(view: View) -> Iterator[Fault]:
     for poll in view.polls:
         if not view.launch.cooperative and (fault := _waiting(view, poll)):
-            yield replace(fault, sure=not view.entry.clusters)  # the blocks of a cluster run at once
+            yield replace(fault, sure=not view.entry.clusters)  # the blocks of a cluster run at the same time
         yield from _flag_without_fence(view, poll)
     for index in view.loads:
         yield from _count_without_fence(view, index)
 
 
 def _held_before(bound: Bound, launch: BoundLaunch) -> frozenset[str]:
-    """Return the tensors that may hold values before a launch that the launch could mean to read."""
+    """Return the tensors that may hold values before a launch, so that the launch may intend to read them."""
     zeroed = frozenset(workspace.name for workspace in bound.workspace if workspace.zero)
     return zeroed.union(*(_passed(earlier) for earlier in bound.launches[: bound.launches.index(launch)]))
 
 
 def _read_only(view: View, held_before: frozenset[str]) -> Iterator[Fault]:
-    """Yield read-only loads of memory that the same launch writes. The cache that serves such loads is never updated.
+    """Yield read-only loads of memory that the same launch writes.
 
-    The compiler may move them in front of the writes.
+    The cache used by such loads is not updated by writes. The compiler may move them in front of the writes.
     """
     code = view.entry.code
     loads = [index for index in view.loads if re.search(r"\.nc\b", code[index].operation)]
@@ -173,19 +175,19 @@ def _read_only(view: View, held_before: frozenset[str]) -> Iterator[Fault]:
             after = view.entry.reached(writes, lambda _: False)
             text = (
                 f"{view.where(index)}: {view.named(index)} is written by this launch, so a read-only load of it "
-                "(`__ldg`, or `const` with `__restrict__`) may return old values: use a plain load, or __ldcg for what "
-                "another block writes"
+                "(`__ldg`, or `const` with `__restrict__`) may return old values: use a plain load, or __ldcg for "
+                "values that another block writes"
             )
             yield Fault(text, sure=index in after or not view.buffers[index] & held_before)
 
 
 def _count_without_fence(view: View, count: int) -> Iterator[Fault]:
-    """Yield each count of blocks that makes a block read what others wrote, if no fence precedes the count."""
+    """Yield each count after which a block reads what other blocks wrote, if no fence precedes the count."""
     entry, counter = view.entry, view.entry.code[count]
     if counter.kind != "atom" or _operator(counter) not in COUNTS or OF_ONE_BLOCK.search(counter.operation):
         return
     if any(entry.derives(entry.code[index].address, Read(count)) for index in view.buffers):
-        return  # it assigns places or work
+        return  # the count assigns places or work
     decided = _decided(entry, count)
     if not decided:
         return
@@ -239,7 +241,7 @@ def _of_thread_0(entry: Entry) -> frozenset[int]:
 
 
 def _decided(entry: Entry, count: int) -> frozenset[int]:
-    """Return the instructions that run only for some results of an atomic; none if it is repeated until it succeeds."""
+    """Return the instructions that run only for some results of an atomic operation; none if it is retried."""
     found = set[int]()
     for index, instruction in enumerate(entry.code):
         if not instruction.guard or not entry.derives((instruction.guard,), Read(count)):
@@ -312,25 +314,25 @@ def _same_each_time(entry: Entry, operand: str, body: frozenset[int], depth: int
 
 
 def _waiting(view: View, poll: Poll) -> Fault | None:
-    """Return the fault of waiting for other blocks, unless those must have begun before this one."""
+    """Return the fault of a loop that waits for other blocks, unless those must have begun before this block."""
     entry, read = view.entry, view.entry.code[poll.read]
     if poll.locks or _tickets(entry, read.address, poll):
         return None
     compared = (*poll.guards, *read.inputs)
     places = {entry.place(entry.code[ticket].address) for ticket in _tickets(entry, compared, poll)}
     if places and entry.place(read.address) not in places and not entry.derives(compared, Register("%nctaid")):
-        return None  # it waits for its turn
+        return None  # the loop waits for the block's turn
     text = f"{view.where(poll.read)}: a loop waits until another block changes {view.named(poll.read)}"
     if _numbered(entry, (*read.address, *compared)):
         return Fault(
             f"{text}, but blocks begin in any order: number them by a ticket (atomicAdd on a zeroed workspace) and "
             f"wait for lower tickets only, or {ALL_AT_ONCE}"
         )
-    return Fault(f"{text}, but the blocks of a launch need not all run at once: {ALL_AT_ONCE}")
+    return Fault(f"{text}, but the blocks of a launch need not all run at the same time: {ALL_AT_ONCE}")
 
 
 def _tickets(entry: Entry, operands: tuple[str, ...], poll: Poll) -> list[int]:
-    """Return the atomics that assign numbers from which these operands are computed."""
+    """Return the atomic operations that assign the numbers from which these operands are computed."""
     read = [origin.by for origin in entry.of(operands) if isinstance(origin, Read) and origin.by not in poll.body]
     return [i for i in read if entry.code[i].kind == "atom" and _operator(entry.code[i]) in TICKETS]
 
@@ -340,14 +342,14 @@ def _numbered(entry: Entry, operands: tuple[str, ...]) -> bool:
 
 
 def _flag_without_fence(view: View, poll: Poll) -> Iterator[Fault]:
-    """Yield each flag or lock that other blocks wait for before they read, if no fence precedes it."""
+    """Yield each write, without a fence before it, to a flag or lock for which other blocks wait before they read."""
     entry = view.entry
     after = entry.reached([poll.read], lambda _: False)
     read = [load for load in view.loads if load in after and load != poll.read and load not in poll.body]
     for flag in [i for i in view.writes if i not in poll.body and view.buffers[i] & view.buffers[poll.read]]:
         instruction = entry.code[flag]
         if not poll.locks and instruction.kind == "st" and entry.constant(instruction.inputs[0]) == "0":
-            continue  # it resets the flag for later
+            continue  # the write resets the flag for later
         unordered = () if view.fenced(flag) else entry.reached([flag], view.fenced, backwards=True)
         for write in sorted(set(view.writes).intersection(unordered)):
             if not view.fenced(write) and any(_shown(view, write, flag, load) for load in read):
@@ -382,7 +384,7 @@ def _cached(view: View, signal: int, loads: list[int]) -> Iterator[Fault]:
 
 
 def _operator(instruction: Instruction) -> str:
-    """Return the operator of an atomic, such as `add`."""
+    """Return the operator of an atomic operation, such as `add`."""
     known = {"add", "inc", "dec", "sub", "cas", "exch", "or", "and", "xor", "max", "min"}
     return next((part for part in instruction.operation.split(".") if part in known), "")
 

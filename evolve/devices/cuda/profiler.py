@@ -25,9 +25,9 @@ NAME = "ncu"
 WHEELS = ("cu13", "nsight_compute")
 DURATION = "gpu__time_duration.sum"
 VERSION_SECONDS = 20.0
-GRACE_SECONDS = 5.0  # for the profiler to finish after the deadline of the kernel's process
+GRACE_SECONDS = 5.0  # time for the profiler to finish after the deadline of the kernel's process
 FAULT_CHARACTERS = 400
-# Clocks are not fixed and caches are cold, as when kernels are timed.
+# Clocks are not fixed and caches are cold, as in timings of kernels.
 OPTIONS = (
     "--target-processes", "application-only", "--csv", "--page", "raw", "--print-units", "base",
     "--clock-control", "none", "--cache-control", "all", "--replay-mode", "kernel",
@@ -38,7 +38,7 @@ SCALES = {
     "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12,
 }  # fmt: skip
 UNKNOWN = re.compile(r"Failed to find metric (\S+)")
-BUSY = "driver resource was unavailable"  # this message also names a missing permission as a possible cause
+BUSY = "driver resource was unavailable"  # a missing permission may also cause this message
 NOT_PERMITTED = re.compile(r"ERR_NVGPUCTRPERM|does not have permission")
 BROKEN = re.compile(r"not compatible with Nsight|failed to connect to the CUDA driver|Driver could not be loaded", re.I)
 ERROR = re.compile(r"^==ERROR== *(.*?)\.?$", re.MULTILINE)
@@ -113,7 +113,7 @@ class Ncu:
                     counted = judged(log, output, len(bound.launches), finished=finished)
                     if not self._drop_unknown(log):
                         break
-            except OSError as error:  # such as a disk too full for gigabytes of inputs
+            except OSError as error:  # for example, the disk may be too full for gigabytes of inputs
                 return Counted(fault=f"the profiler cannot be run: {error.strerror}")
         overdue = not counted.counters and time.monotonic() >= deadline
         return Counted(fault=f"took more than {seconds:.0f} s") if overdue else counted
@@ -128,13 +128,14 @@ class Ncu:
     def _run(self, bound: Bound, folder: Path, seconds: float) -> tuple[str, str, bool]:
         """Return the profiler's log, the output of the kernel's process, and whether that process succeeded."""
         log, done = folder / "counters.csv", folder / replay.DONE
-        for file in (log, done):  # from an earlier run
+        for file in (log, done):  # remove what an earlier run has written
             file.unlink(missing_ok=True)
         variables = {
-            "TMPDIR": str(folder),  # place of its lock file; in /tmp, another user's profiler may hold the lock
+            # folder of the profiler's lock file; in /tmp, another user's profiler may hold the lock
+            "TMPDIR": str(folder),
             "HOME": str(folder),  # the profiler copies its section files there
             "PYTHONUSERBASE": site.getuserbase(),  # lets the kernel's process find CuPy if it is installed for the user
-            "LC_ALL": "C",  # for the format of numbers
+            "LC_ALL": "C",  # determines the format of numbers
             # A worker's sandbox allows no other kind of socket to the kernel's process.
             "NV_COMPUTE_PROFILER_LOCAL_CONNECTION_OVERRIDE": "uds",
         }
@@ -151,7 +152,7 @@ class Ncu:
 
 
 def _unknown(name: str, log: str) -> bool:
-    """Return whether the log reports a counter as unknown. It reports a name without a suffix as a pattern."""
+    """Return whether the log reports a counter as unknown. The log shows a name without a suffix as a pattern."""
     reported = (text.removeprefix("regex:^").replace("\\", "").rstrip(",.;$") for text in UNKNOWN.findall(log))
     return any(text == name or text.startswith(f"{name}.(") for text in reported)
 
@@ -172,7 +173,8 @@ def judged(log: str, output: str, launches: int, *, finished: bool) -> Counted:
         return Counted(fault=f"this user may not read the GPU's counters: {PERMIT}", lasting=True)
     if BUSY in log:
         return Counted(fault=f"another tool holds the GPU's counters (DCGM?), or this user may not read them: {PERMIT}")
-    last = [line for line in output.strip().splitlines() if not line.startswith("==")][-1:]  # the error of a traceback
+    # the last line of a traceback
+    last = [line for line in output.strip().splitlines() if not line.startswith("==")][-1:]
     words = "; ".join(dict.fromkeys([*ERROR.findall(output), *ERROR.findall(log), *last]))
     words = words or f"{len(counted)} of {launches} launches were counted"
     fault = f"ncu failed: {words}"[:FAULT_CHARACTERS]
@@ -209,7 +211,7 @@ def _number(text: str) -> float | None:
 def combined(launches: Sequence[Launch]) -> tuple[tuple[str, float], ...]:
     """Combine the launches: add counts, average ratios weighted by time, and take launch facts from the longest one.
 
-    The most telling counters of each of several launches follow.
+    If there are several launches, the most informative counters of each launch follow.
     """
     times = [launch.get(DURATION, 0.0) for launch in launches]
     longest = launches[times.index(max(times))]

@@ -66,7 +66,7 @@ class Parameters:
     """Parameter block of one launch: an array of addresses of values, and the pointers to set for each call."""
 
     addresses: Any
-    pointers: tuple[tuple[Any, int, str], ...]  # (slot, index within a list or 0, tensor)
+    pointers: tuple[tuple[Any, int, str], ...]  # tuples of slot, index within a list or 0, and tensor
     maps: tuple[EncodedMap, ...]
     keep: tuple[Any, ...]
 
@@ -136,7 +136,10 @@ def loaded(image: bytes) -> Module:
 
 
 def prepared(module: Module, launch: BoundLaunch, parameter_bytes: tuple[int, ...], static_shared: int) -> Launch:
-    """Return a launch that can be enqueued; `static_shared` are bytes of shared memory that the entry declares."""
+    """Return a launch that can be enqueued.
+
+    `static_shared` is the size of the shared memory that the entry declares.
+    """
     function = module.get_function(launch.entry)
     if launch.shared + static_shared > DEFAULT_SHARED_BYTES:
         driver.funcSetAttribute(function.ptr, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared)

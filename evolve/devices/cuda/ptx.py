@@ -22,7 +22,7 @@ GUARD = re.compile(r"@!?(%[\w$]+)\s*")
 IN_BRACKETS = re.compile(r"\[([^\]]*)\]")
 OPERAND = re.compile(r"[%$\w.-]+")
 RESULT = re.compile(r"\s*(?:\{([^}]*)\}|(%[\w$]+|_)(?:\s*\|\s*(%[\w$]+|_))?)")
-SHORT = 6  # instructions of a branch that only chooses a value
+SHORT = 6  # most instructions of a branch that only chooses a value
 NUMBER = re.compile(r"-?\d+")
 PARAMETER = re.compile(r"\w*_param_(\d+)(?:\+(\d+))?")
 WITHOUT_RESULT = frozenset({
@@ -45,7 +45,7 @@ class Parameter(NamedTuple):
 
 
 class Register(NamedTuple):
-    """A special register without its component, such as %ctaid."""
+    """A special register such as %ctaid, without its component."""
 
     name: str
 
@@ -69,11 +69,11 @@ class Instruction(NamedTuple):
     """One instruction; operands are registers, names and numbers as they are written."""
 
     operation: str
-    guard: str  # the register of its predicate, or empty
+    guard: str  # the register of the predicate, or empty
     results: tuple[str, ...]
     inputs: tuple[str, ...]
     address: tuple[str, ...]  # operands in brackets, empty without memory
-    line: int  # of kernel.cu; 0 for code of a header
+    line: int  # line of kernel.cu; 0 for code of a header
     inverted: bool = False  # whether the predicate must be false
 
     @property
@@ -100,7 +100,10 @@ class Instruction(NamedTuple):
 
     @property
     def is_fence(self) -> bool:
-        """Return whether other blocks see earlier writes before later ones. A called function may contain a fence."""
+        """Return whether the instruction makes other blocks see earlier writes before later ones.
+
+        A called function may do so.
+        """
         if self.kind in ("membar", "fence"):
             return ACROSS_BLOCKS.search(self.operation) is not None
         releases = ORDERS.search(self.operation) is not None and not RELAXED.search(self.operation)
@@ -114,7 +117,7 @@ class Entry:
     name: str
     code: tuple[Instruction, ...]
     labels: dict[str, int]
-    clusters: bool  # its blocks form clusters
+    clusters: bool  # whether its blocks form clusters
 
     @cached_property
     def following(self) -> tuple[tuple[int, ...], ...]:
@@ -200,13 +203,13 @@ class Entry:
         return found
 
     def sides(self, branch: int) -> tuple[int, ...]:
-        """Return the two instructions between which a conditional branch decides; -1 is the end of the entry."""
+        """Return the two instructions that may follow a conditional branch; -1 is the end of the entry."""
         instruction = self.code[branch]
         target = self.labels.get(instruction.inputs[0], -1) if instruction.kind == "bra" else -1
         return target, branch + 1 if branch + 1 < len(self.code) else -1
 
     def constant(self, operand: str) -> str:
-        """Return the number that an operand always is, as it is written, or the operand itself."""
+        """Return the constant that an operand always equals, as text, or the operand itself."""
         at = self.writers.get(operand, ())
         if len(at) == 1 and self.code[at[0]].kind == "mov" and len(self.code[at[0]].inputs) == 1:
             return self.constant(self.code[at[0]].inputs[0])
@@ -259,9 +262,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Origins:
-    """Sets of origins, each as the bits of an integer: unrolled code makes thousands of large sets."""
+    """Sets of origins, each stored as the bits of an integer, because unrolled code has thousands of large sets."""
 
-    numbers: dict[Origin, int]  # the bit of each origin
+    numbers: dict[Origin, int]  # the number of each origin's bit
     known: dict[str, int]  # origins of registers and variables
 
     def number(self, origin: Origin) -> int:

@@ -14,11 +14,12 @@ from evolve.devices.cuda import memory
 COPY_BYTES = 2**31
 MATRIX = 8192
 REPEATS = 5
-L2_SHARE, L2_ROUNDS = 8, 128  # size of the buffer as a part of the L2, so that it stays there, and number of reads
+# the buffer's size as a fraction of the L2, so that it stays there, and the number of reads
+L2_SHARE, L2_ROUNDS = 8, 128
 VECTOR_BYTES = 16
 THREADS = 256
 LAUNCHES, BARRIERS = 64, 256
-HEAD_START_CYCLES = 2_000_000  # 1 ms, in which the host enqueues all launches
+HEAD_START_CYCLES = 2_000_000  # about 1 ms, in which the host enqueues all launches
 SOURCE = r"""
 #define LOAD(value, index) \
     asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];" \
@@ -66,7 +67,7 @@ extern "C" __global__ void meet(unsigned* counter, int barriers)
 
 def measured(facts: DeviceInfo) -> DeviceInfo:
     """Return the device with its rates and costs."""
-    tflops = matrix_tflops()  # first, because afterwards the clocks are high
+    tflops = matrix_tflops()  # measured first, because the other measurements raise the clocks
     return replace(
         facts,
         copy_gb_s=copy_gb_s(),
@@ -99,7 +100,10 @@ def copy_gb_s() -> float:
 
 
 def matrix_tflops() -> tuple[tuple[str, float], ...]:
-    """Measure matrix products on random data. TF32 is off for `float32`, as is PyTorch's default, and on for `tf32`."""
+    """Measure matrix products on random data.
+
+    TF32 is off for `float32`, as by default in PyTorch, and on for `tf32`.
+    """
     rates = [("tf32", _tf32_tflops())]
     for dtype, size in ((torch.bfloat16, MATRIX), (torch.float16, MATRIX), (torch.float32, MATRIX // 4)):
         a = torch.randn(size, size, device="cuda").to(dtype)
@@ -109,7 +113,7 @@ def matrix_tflops() -> tuple[tuple[str, float], ...]:
 
 
 def l2_gb_s(facts: DeviceInfo) -> float:
-    """Measure how fast all multiprocessors together read from the L2, past the L1; 0 if its size is unknown."""
+    """Measure how fast all multiprocessors together read from the L2, bypassing the L1; 0 if its size is unknown."""
     most = facts.l2_bytes // L2_SHARE // VECTOR_BYTES
     if not most:
         return 0.0
@@ -123,7 +127,7 @@ def l2_gb_s(facts: DeviceInfo) -> float:
         values = (_pointer(buffer), ctypes.c_uint32(vectors - 1), ctypes.c_uint32(vectors * rounds), _pointer(found))
         return _best_seconds(lambda: memory.launch(read, blocks, THREADS, values))
 
-    # The difference leaves out the launch, and the first round, which may read from memory.
+    # The difference excludes the launch, and the first round, which may read from memory.
     spent = seconds(1 + L2_ROUNDS) - seconds(1)
     return round(vectors * VECTOR_BYTES * L2_ROUNDS / spent / 1e9, 1) if spent > 0 else 0.0
 
@@ -151,7 +155,7 @@ def grid_barrier_us(facts: DeviceInfo) -> float:
 
     try:
         return _each_us(barriers, BARRIERS)
-    except CUDADriverError:  # this GPU has no cooperative launches
+    except CUDADriverError:  # a GPU without cooperative launches
         return 0.0
 
 

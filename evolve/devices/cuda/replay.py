@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 CUBIN, PLAN, DONE = "kernel.cubin", "plan.json", "done"
-RUN = "run"  # the beginning of the name of a folder with one of several runs
+RUN = "run"  # prefix of the names of folders that hold one of several runs
 ROOT = Path(__file__).parents[3]
 
 
@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[3]
 class Buffer:
     """A tensor or workspace, with its contents or whether it is zeroed. Outputs have neither.
 
-    Contents of fewer bytes than the tensor are repeated.
+    Contents that are smaller than the tensor are repeated.
     """
 
     name: str
@@ -88,7 +88,7 @@ def packed(
 ) -> PackedRun:  # fmt: skip
     """Pack a run together with the values of its inputs; `outputs` are sizes in bytes.
 
-    Of an input of more than `most_bytes` only the first part is packed, and repeated later.
+    If an input has more than `most_bytes`, only its first part is packed, and is repeated in the replay.
     """
     import torch
 
@@ -118,7 +118,7 @@ def started(
     """Start the tool on a process that replays the folder's run, or all of its runs, and then creates the file `mark`.
 
     The process ends after `seconds`. With the folder of `turns`, each of its runs waits for a shared turn. The output
-    of tool and process goes to `mark`.out. Both stay in our process group and end with it.
+    of the tool and the process goes to `mark`.out. Both stay in this process's group and end with it.
     """
     process = [sys.executable, "-m", "evolve.devices.cuda.replay", str(folder), mark, str(ceil(seconds)), turns]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
@@ -235,8 +235,8 @@ def _value(plain: Any) -> Value:
 
 def main() -> None:
     folder, mark, seconds, turns = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
-    import_module("evolve.devices.cuda.program")  # import it before the clock starts: that takes seconds
-    signal.alarm(seconds)  # end this process even if the tool is killed
+    import_module("evolve.devices.cuda.program")  # imported before the clock starts, because that takes seconds
+    signal.alarm(seconds)  # ends this process even if the tool is killed
     for own in sorted(folder.glob(f"{RUN}*")) or [folder]:
         run(read(own), turns)
     (folder / mark).touch()

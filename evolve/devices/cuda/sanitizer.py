@@ -24,13 +24,13 @@ OPTIONS = (
     "--show-backtrace", "device", "--print-limit", "10",
 )  # fmt: skip
 OF_ONE_TOOL = {"memcheck": ("--report-api-errors", "no", "--padding", "65536")}
-SECONDS_TOGETHER = 120.0  # for all runs in one process of a tool
-PACKED_BYTES = 2**26  # of each input: it passes through a file
+SECONDS_TOGETHER = 120.0  # time limit for all runs in one process of a tool
+PACKED_BYTES = 2**26  # limit on each input, which is passed through a file
 REPORT_CHARACTERS = 2000
 SUMMARY = re.compile(
     r"(?:RACECHECK SUMMARY: .*\((\d+) errors?, \d+ warnings?\)|ERROR SUMMARY: (\d+) errors?)\s*$", re.MULTILINE
 )
-# The tool counts its own failures as errors, such as where other processes have taken the GPU's memory.
+# The tool counts its own failures as errors, for example if other processes hold the GPU's memory.
 OWN_FAILURES = ("Device not supported", "Internal", "Out of memory")
 NOISE = re.compile(r"COMPUTE-SANITIZER|.*SUMMARY: |\s*Saved host backtrace|\s*Host Frame|Target application returned")
 
@@ -59,7 +59,7 @@ def sanitize(runs: Sequence[PackedRun], seconds: float) -> list[tuple[Sanitized,
 
 
 def _shares_memory(run: PackedRun) -> bool:
-    """Return whether a launch has shared memory, because racecheck examines nothing else."""
+    """Return whether a launch has shared memory. Racecheck examines nothing else."""
     return any(step.static_shared or step.launch.shared for step in run.steps)
 
 
@@ -87,7 +87,7 @@ def judged(tool: str, log: str, output: str, *, finished: bool) -> Sanitized:
         return Sanitized(tool, max(counts), _report(log))
     if finished and counts and not failed_itself:
         return Sanitized(tool, 0)
-    last = output.strip().splitlines()[-1:]  # the error itself, if it is a traceback
+    last = output.strip().splitlines()[-1:]  # the last line, which is the error if the output is a traceback
     words = _without_paths("\n".join([*last, _report(log)]).strip())
     return Sanitized(tool, None, f"did not finish: {words or 'no reason given'}"[:REPORT_CHARACTERS])
 

@@ -1,4 +1,4 @@
-"""Tensor maps for the driver, which encodes one in 128 bytes. Exported packages hold a copy."""
+"""Tensor maps for the driver, which encodes a map in 128 bytes. Exported packages contain a copy of this module."""
 
 import ctypes
 from typing import Any
@@ -25,9 +25,9 @@ class EncodedMap:
         self._driver = driver  # a ctypes.CDLL of CUDA's driver
         self._memory = ctypes.create_string_buffer(BYTES + ALIGNMENT)
         self.place = -(-ctypes.addressof(self._memory) // ALIGNMENT) * ALIGNMENT
-        self._address = 0  # none yet
+        self._address = 0  # no address yet
         self._replace = driver.cuTensorMapReplaceAddress
-        # made once, because making it takes longer than the call
+        # created once, because creating it takes longer than the call
         self._given = ctypes.c_void_p(self.place), ctypes.c_void_p()
 
     @property

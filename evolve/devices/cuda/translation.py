@@ -1,6 +1,6 @@
 """Translation of a bound kernel for NVRTC: the source and options, and a check of the plan against the cubin.
 
-Exported packages hold a copy.
+Exported packages contain a copy of this module.
 """
 
 import re
@@ -83,7 +83,7 @@ struct alignas(64) CUtensorMap_st {
 };
 typedef struct CUtensorMap_st CUtensorMap;
 """
-# Kernels include these out of habit; the prelude or NVRTC itself provides their declarations.
+# Kernels often include these headers; the prelude or NVRTC itself provides their declarations.
 EMPTY_HEADERS = (
     "math.h", "cmath", "stdint.h", "cstdint", "float.h", "cfloat", "limits.h", "climits", "limits", "stddef.h",
     "cstddef", "stdio.h", "cstdio", "assert.h", "cassert", "cuda.h", "cuda_runtime.h", "cuda_runtime_api.h",
@@ -98,8 +98,9 @@ def source(bound: Bound) -> str:
 
 
 def options(arch: str, folders: Iterable[Path]) -> list[str]:
-    """Return the options on which the machine code depends; headers are looked for in these folders."""
-    quiet = "-diag-suppress=47,177"  # a limit redefined by headers, and an unused specialised value
+    """Return the options on which the machine code depends. NVRTC looks for headers in these folders."""
+    # warnings about a limit that headers redefine, and about an unused specialised value
+    quiet = "-diag-suppress=47,177"
     return [f"-arch={arch}", "-std=c++17", "-default-device", quiet, *(f"-I{folder}" for folder in folders)]
 
 
@@ -139,9 +140,9 @@ def _unsigned(entry: str, source: str) -> bool:
 
 
 def _copied_map(value: Value, source: str) -> str:
-    """Return a fault if a tensor map is no `__grid_constant__`: its address would be that of a local copy."""
+    """Return a fault if a tensor map is not a `__grid_constant__`: its address would be that of a local copy."""
     if isinstance(value, BoundMap) and "__grid_constant__" not in source:
-        return f"the plan gives the tensor map `{value.name}`, the function a copy of it: {_taken(value)}"
+        return f"the plan gives the tensor map `{value.name}`, but the function takes a copy of it: {_taken(value)}"
     return ""
 
 

@@ -28,13 +28,13 @@ POLICY = Policy(
     held_out_bytes=2**18,
     # Threads run one after the other: many short rows with one block each would take minutes.
     held_out_threads=2**19,
-    # A single block may go through all rows instead. A row with some barriers takes up to 0.4 us per thread.
+    # A single block may process all rows instead. A row with some barriers takes up to 0.4 us per thread.
     stretched_steps=2**23,
     most_workers=4,
     worker_bytes=16 * 2**30,
     kernels_are_native_code=True,
     replaced_after=(Outcome.CRASHED, Outcome.LAUNCH_ERROR, Outcome.OUT_OF_BOUNDS),
-    no_profiler="the emulated device has no profiler: it does not count what a GPU does",
+    no_profiler="the emulated device has no profiler: it has no hardware counters",
     no_sanitizer="compute-sanitizer runs on GPUs only",
 )
 

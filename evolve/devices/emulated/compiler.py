@@ -27,7 +27,7 @@ from evolve.errors import UserError
 HERE = Path(__file__).parent
 HEADER = "emulated.h"
 ANCHOR = "evolve_launch"
-GCC_MARK = b"gpch"  # precompiled headers of g++ begin with this; other compilers do not use files with the suffix .gch
+GCC_MARK = b"gpch"  # first bytes of g++'s precompiled headers; other compilers do not use files with the suffix .gch
 MAX_LOG_CHARACTERS, COMPILE_SECONDS, RUNTIME_SECONDS = 4000, 20, 180
 FLAGS = (
     "-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=fast",
@@ -128,7 +128,8 @@ def build(bound: Bound, toolchain: Toolchain, folder: Path) -> Built:
 
 def _compile(command: list[str], folder: Path, kernel: Kernel) -> None:
     done = _finished(command, folder)
-    if done.returncode < 0 or KILLED.search(done.stderr):  # killed by a user or a system short of memory: try once more
+    # the compiler was killed by a user or by a system short of memory: try once more
+    if done.returncode < 0 or KILLED.search(done.stderr):
         done = _finished(command, folder)
     if done.returncode != 0:
         raise _failure(done.stderr, folder, kernel)
@@ -145,7 +146,7 @@ def _finished(command: list[str], folder: Path) -> "subprocess.CompletedProcess[
 
 def _check_entries(bound: Bound, found: tuple[str, ...]) -> None:
     if re.search(r"#[ \t]*define\b[^\n]*__global__", bound.kernel.source):
-        return  # entries defined by a macro cannot be found in the text
+        return  # entries that a macro defines cannot be found in the text
     for launch in bound.launches:
         if launch.entry not in found:
             raise RejectedError(Outcome.MALFORMED, _no_entry(launch.index, launch.entry, found))
@@ -161,7 +162,8 @@ def _no_entry(index: int, entry: str, found: tuple[str, ...]) -> str:
 def _table(names: tuple[str, ...]) -> str:
     """Return C++ for the table of entries.
 
-    Each entry is redeclared with C linkage under a `#line` with its name, so that the error names an entry without it.
+    Each entry is redeclared with C linkage under a `#line` with its name, so that the compiler's error names an entry
+    that lacks C linkage.
     """
     checks = "\n".join(f'#line 1 "entry {name}"\nextern "C" decltype({name}) {name};' for name in names)
     rows = ", ".join(f"EVOLVE_ENTRY({name})" for name in names)
@@ -196,7 +198,7 @@ def _command(toolchain: Toolchain, *, cooperative: bool, fp8: bool) -> tuple[str
 
 
 def _native() -> tuple[str, ...]:
-    """Return the option that enables fused multiply-add, because GPUs have it."""
+    """Return the option that enables fused multiply-add, as on GPUs."""
     machine = platform.machine().lower()
     return ("-mcpu=native",) if machine in {"aarch64", "arm64"} else ("-march=native",) if machine == "x86_64" else ()
 
@@ -207,9 +209,10 @@ def _mode(cooperative: bool) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4)
 def precompiled_header(compile_command: tuple[str, ...]) -> bytes:
-    """Return the headers precompiled by g++; empty for other compilers, whose compilations only take longer.
+    """Return the headers precompiled by g++; empty for other compilers, which then only compile more slowly.
 
-    Like the runtime, they are compiled once per process and kept in memory. This takes longer than most kernels.
+    Like the runtime, the headers are compiled once per process and kept in memory. This takes longer than compiling
+    most kernels.
     """
     with tempfile.TemporaryDirectory(prefix="evolve-header-") as folder:
         target = Path(folder) / f"{HEADER}.gch"
@@ -299,7 +302,7 @@ class WatchedVariable:
     loaded: bytes
 
     def changed(self) -> bool:
-        """Return whether a launch has changed the variable, and restore it: other programs may share the library."""
+        """Return whether a launch has changed the variable, and restore it. Other programs may share the library."""
         if ctypes.string_at(self.address, len(self.loaded)) == self.loaded:
             return False
         ctypes.memmove(self.address, self.loaded, len(self.loaded))

@@ -30,9 +30,9 @@ MAX_RESIDENT_BLOCKS, THREADS_PER_SM = 128, 2048
 MESSAGE_BYTES = 1024
 FAILURES = {1: Outcome.LAUNCH_ERROR, 2: Outcome.CRASHED, 3: Outcome.ILLEGAL, 4: Outcome.COMPILE_ERROR}
 CValue = ctypes.Array[ctypes.c_char]
-ENVIRONMENT_BYTES, SSE_FLAGS = 64, 0x3F  # more than C's `fenv_t` has; the lowest bits of MXCSR
+ENVIRONMENT_BYTES, SSE_FLAGS = 64, 0x3F  # more bytes than C's `fenv_t` has; the lowest bits of MXCSR
 C_LIBRARY = ctypes.CDLL(None)
-NO_ACCESS = 0  # PROT_NONE
+NO_ACCESS = 0  # the flag PROT_NONE
 TILE_MAP, MOST_DIMS, MAP_ALIGNMENT, MAP_MARK = struct.Struct("<Q3I5I5Q40xQ"), 5, 64, 0x70616D2D656C6974
 
 
@@ -46,7 +46,7 @@ def fenced(nbytes: int) -> torch.Tensor | None:
         return None
     usable = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
     memory = mmap.mmap(-1, usable + mmap.PAGESIZE)
-    tensor = torch.frombuffer(memory, dtype=torch.uint8, count=usable)  # it keeps the mapping
+    tensor = torch.frombuffer(memory, dtype=torch.uint8, count=usable)  # the array keeps the mapping alive
     fence = ctypes.c_void_p(tensor.data_ptr() + usable)
     return None if protect(fence, ctypes.c_size_t(mmap.PAGESIZE), NO_ACCESS) else tensor
 
@@ -59,7 +59,7 @@ class EmulatedDevice:
 
     def __init__(self, also_compile: Callable[[Bound], CompileResult] | None = None) -> None:
         self._also_compile = also_compile
-        # Workloads with the same specialised values share a library. It is unloaded with its last program.
+        # Workloads with the same specialised values share a library. It is unloaded together with its last program.
         self._libraries: weakref.WeakValueDictionary[Hashable, _Loaded] = weakref.WeakValueDictionary()
 
     @cached_property
@@ -124,7 +124,7 @@ def _cpu_name() -> str:
 
 
 class EmulatedProgram:
-    """A kernel in a shared library. The library is unloaded with the last program that uses it."""
+    """A kernel in a shared library. The library is unloaded together with the last program that uses it."""
 
     def __init__(self, bound: Bound, loaded: "_Loaded", compiled: CompileResult | None) -> None:
         self.bound = bound
@@ -167,7 +167,7 @@ class EmulatedProgram:
         )
         left = floating_point_environment()
         if restore := getattr(C_LIBRARY, "fesetenv", None):
-            # otherwise all later arithmetic would be affected, and the next call could read the flags
+            # restored, because a change would affect all later arithmetic, and the next call could read the flags
             restore(environment)
         if control_registers(left) != control_registers(environment):
             raise RejectedError(Outcome.KEEPS_STATE, f"launch {launch.index}: the kernel changed how the CPU rounds")
@@ -296,7 +296,7 @@ def as_c(value: Value, parameter: Parameter, tensors: Mapping[str, torch.Tensor]
 
 
 def _encoded(described: BoundMap, address: int) -> ctypes.Array[ctypes.c_char]:
-    """Return a tensor map as the runtime's `TileMap`, aligned as kernels take it."""
+    """Return a tensor map as the runtime's `TileMap`, aligned as kernels expect it."""
     if address % PIECE_BYTES:
         message = (
             f"tensor map `{described.name}`: `{described.tensor}` does not begin at a multiple of {PIECE_BYTES} bytes"

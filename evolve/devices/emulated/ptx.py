@@ -1,4 +1,4 @@
-"""Inline PTX of a kernel as calls of the emulator's own functions, for the few instructions that it knows."""
+"""Translation of a kernel's inline PTX into calls of the emulator's functions, for a few instructions."""
 
 import re
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class EmulatedInstruction:
     """An instruction that the emulator has: its name, the function that executes it, and the number of its operands."""
 
     name: re.Pattern[str]
-    function: str  # may refer to the groups of the name
+    function: str  # may refer to groups of the name's pattern
     operands: tuple[int, ...]
 
 
@@ -81,14 +81,14 @@ INSTRUCTIONS = (
     EmulatedInstruction(re.compile(r"cp\.async\.bulk\.wait_group(?:\.read)?"), "wait_group", (1,)),
     EmulatedInstruction(re.compile(r"prefetch\.tensormap"), "prefetched", (1,)),
 )
-# A whole statement, because the instruction takes a predicate: whether to add to the sums or to begin them.
+# A whole statement, because the instruction has a predicate that says whether to add to the sums or to begin them.
 OF_A_WARPGROUP = re.compile(
     r"\{?\s*\.reg\s+\.pred\s+(?P<add>\w+)\s*;\s*setp\.ne\.b32\s+(?P=add)\s*,\s*(?P<adds>%\d+)\s*,\s*0\s*;\s*"
     r"wgmma\.mma_async\.sync\.aligned\.m64n(?P<n>\d+)k16\.f32\.(?P<dtype>bf16|f16)\.(?P=dtype)\s*"
     r"\{(?P<sums>[^}]*)\}\s*,\s*(?:(?P<a>%\d+)|\{(?P<registers>[^}]*)\})\s*,\s*(?P<b>%\d+)\s*,\s*(?P=add)\s*,\s*1\s*,\s*1\s*,"
     r"\s*(?:(?P<a_across>[01])\s*,\s*)?(?P<b_across>[01])\s*;\s*\}?\s*"
 )
-# Whole statements, because they have a predicate and a label: a loop until a phase ends, and a test whether it has
+# Whole statements, because they contain a predicate and a label: a loop until a phase ends, and a test whether it has
 # ended.
 UNTIL_A_PHASE_ENDS = re.compile(
     r"\{?\s*\.reg\s+\.pred\s+(?P<ended>\w+)\s*;\s*(?P<again>\w+)\s*:\s*mbarrier\.try_wait\.parity(?:\.acquire\.cta)?"
@@ -181,7 +181,7 @@ def _argument(operand: str, values: list[str]) -> str | None:
 
 
 def _closing(text: str, start: int) -> int:
-    """Return the place of the bracket that closes the one just before `start`, or -1."""
+    """Return the place of the closing bracket for the bracket just before `start`, or -1."""
     depth = 1
     for place in range(start, len(text)):
         depth += {"(": 1, ")": -1}.get(text[place], 0)

@@ -22,7 +22,7 @@ DEVICE_HEADERS = re.compile(
     r"mma\.h|cuda/.*|cub/.*|thrust/.*|cute/.*|cutlass/.*|cuda_pipeline.*|cuda_fp[46]\.h|cuda_awbarrier.*"
 )
 DEVICE_WORDS = (
-    (r"\b(?:asm|__asm__|__asm)\b", f"inline PTX (`asm`) but {ptx.KNOWN}"),
+    (r"\b(?:asm|__asm__|__asm)\b", f"inline PTX (`asm`) other than {ptx.KNOWN}"),
     (r"<<<", "launching kernels from kernels (`<<<`)"),
     (r"\b(?:wmma|nvcuda)\s*::", "tensor cores (`wmma`)"),
     (r"\bcuda\s*::", "the library `cuda::`"),
@@ -31,7 +31,7 @@ DEVICE_WORDS = (
     (r"\b(?:tex[123]D\w*|surf[123]D\w*|cudaTextureObject_t|cudaSurfaceObject_t)\b", "textures and surfaces"),
     (r"\b__pipeline_\w+|\bmemcpy_async\b", "asynchronous copies"),
 )
-# Through them, a kernel could read clocks, random numbers and addresses, and change how the processor rounds.
+# With these, a kernel could read clocks, random numbers and addresses, and change how the processor rounds.
 PROCESSOR_BUILTINS = (
     "__builtin_ia32_", "__builtin_aarch64_", "__builtin_arm_", "__builtin_neon_", "__builtin_sve_", "__builtin_cpu_",
     "__builtin_readcyclecounter", "__builtin_readsteadycounter", "__builtin_thread_pointer", "__builtin_frame_address",
@@ -133,7 +133,8 @@ def _dynamic_shared(source: str, text: str, match: re.Match[str]) -> str:
 def _static_shared(text: str, match: re.Match[str]) -> list[tuple[int, int, str]]:
     """Return the edits that drop a redundant `static` and fill the variable with garbage after its declaration."""
     edits = [(*match.span(1), "")] if match.group(1) else []
-    for alignment in ALIGNAS.finditer(text, *match.span()):  # must come first, unlike with NVRTC
+    # unlike NVRTC, the host's compiler requires this word first
+    for alignment in ALIGNAS.finditer(text, *match.span()):
         qualifiers = re.search(r"(?:\b(?:volatile|const)\s+)*$", text[: match.start()])
         first = qualifiers.start() if qualifiers else match.start()
         edits += [(*alignment.span(), " " * len(alignment.group())), (first, first, f"{alignment.group()} ")]
@@ -148,7 +149,7 @@ def _in_macro(before: str) -> bool:
 
 
 def _in_function(before: str) -> bool:
-    """Return whether text ends inside a function, judging by the braces that are still open."""
+    """Return whether the end of this text is inside a function, judging by the braces that are still open."""
     opened: list[int] = []
     for match in re.finditer(r"[{}]", before):
         if match.group() == "{":
