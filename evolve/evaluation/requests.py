@@ -17,7 +17,7 @@ class TimingRequest:
 
 @dataclass(frozen=True)
 class TimingResult:
-    """PyTorch's times, or the reason for their absence; `tainted` if the process that took them must not be used again."""
+    """PyTorch's times, or the reason why they are missing; `tainted` if the process must not be used again."""
 
     standard: Standard | None
     fault: str = ""
@@ -50,7 +50,7 @@ class ProfileRequest:
 
 @dataclass(frozen=True)
 class ProfileResult:
-    """The profiler's counters, or the reason for their absence; `lasting` if profiling any other kernel would fail too."""
+    """The profiler's counters, or the reason why they are missing; `lasting` if other kernels would fail too."""
 
     profile: Profile | None
     fault: str = ""

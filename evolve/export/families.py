@@ -31,6 +31,6 @@ def forms() -> tuple[Form, ...]:
 
 
 def of_ops(names: Collection[str]) -> dict[str, tuple[Form, ...]]:
-    """Return the forms that may call one of these ops, by the name of the module that defines them."""
+    """Return the forms that may call one of these ops, grouped by the module that defines them."""
     found = {family.__name__: tuple(f for f in family.FORMS if set(f.ops) & set(names)) for family in FAMILIES}
     return {module: some for module, some in found.items() if some}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 VERSION = "0.1.0"
 FOLDER, WHEEL, HUB = "folder", "wheel", "hf"
 FORMATS = (FOLDER, WHEEL, HUB)
-VARIANT = "build/torch-universal"  # for kernels that need only Python and PyTorch
+VARIANT = "build/torch-universal"  # the variant of kernels that need only Python and PyTorch
 Files = Mapping[str, str | bytes]
 
 METADATA = """\
@@ -26,7 +26,7 @@ Description-Content-Type: text/markdown
 {readme}"""
 TAGS = "Wheel-Version: 1.0\nGenerator: evolve-kernels\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 CARD = "---\nlibrary_name: kernels\nlicense: apache-2.0\ntags:\n- kernels\n---\n\n"
-# For versions of `kernels` that look for a folder of the package's name.
+# For versions of `kernels` that look for a folder with the package's name.
 OLDER = '''"""The same names as the folder above."""
 
 import importlib.util
@@ -47,7 +47,7 @@ def __getattr__(name):
 
 
 def written(form: str, name: str, files: Files) -> Files:
-    """Return the files to write in a format; the given ones are those of a folder."""
+    """Return the files to write in a format. `files` are those of the folder format."""
     if form == WHEEL:
         return {f"{name}-{VERSION}-py3-none-any.whl": _wheel(name, files)}
     return _hub(name, files) if form == HUB else files
@@ -65,7 +65,7 @@ def replaced(form: str, name: str) -> str:
 
 
 def _wheel(name: str, files: Files) -> bytes:
-    """Return a wheel, the same for the same files."""
+    """Return a wheel. Equal files give equal wheels."""
     info = f"{name}-{VERSION}.dist-info"
     inside = {path: _bytes(content) for path, content in files.items() if path.startswith(f"{name}/")}
     inside[f"{info}/METADATA"] = METADATA.format(name=name, version=VERSION, readme=_text(files["README.md"])).encode()
@@ -76,7 +76,7 @@ def _wheel(name: str, files: Files) -> bytes:
     whole = io.BytesIO()
     with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as archive:
         for path, content in inside.items():
-            entry = zipfile.ZipInfo(path)  # a date in 1980, so that the file does not depend on the time
+            entry = zipfile.ZipInfo(path)  # a fixed date in 1980, so that the file does not depend on the time
             entry.external_attr = 0o644 << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, content)
@@ -84,7 +84,7 @@ def _wheel(name: str, files: Files) -> bytes:
 
 
 def _hub(name: str, files: Files) -> Files:
-    """Return the files of a repository of kernels: the package is the variant's folder, with metadata and digests."""
+    """Return the files of a repository of kernels: the package in the variant's folder, with metadata and digests."""
     inside = {path.removeprefix(f"{name}/"): content for path, content in files.items() if path.startswith(f"{name}/")}
     inside[f"{name}/__init__.py"] = OLDER
     digests = {path: hashlib.sha256(_bytes(content)).hexdigest() for path, content in sorted(inside.items())}

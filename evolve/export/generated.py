@@ -23,7 +23,7 @@ EVERY = (
     "patch",
     "set_options",
     "unpatch",
-)  # functions of every package
+)  # functions that every package has
 
 CONTENT = "_package"  # the module that holds the functions
 
@@ -61,7 +61,7 @@ STUB = '''"""Types of the package for editors and type checkers."""
 __all__ = [{exported}]
 '''
 
-MODULES = ("layers", "nn", "optim")  # modules of every package that users import by name
+MODULES = ("layers", "nn", "optim")  # modules that every package has and that users import by name
 
 BODY = '''"""The functions of the package."""
 
@@ -171,7 +171,7 @@ class {name}(_Module):
     def forward(self, {arguments}) -> _Tensor:
         return _FORWARDS["{name}"](self, {given})  # type: ignore[no-any-return]
 '''
-OPTIM = '''"""Optimizers of torch.optim, by kernels where they are faster than PyTorch's."""
+OPTIM = '''"""Optimizers of torch.optim, with kernels where they are faster than PyTorch's."""
 
 from typing import ClassVar as _ClassVar
 

@@ -41,11 +41,11 @@ OTHERWISE = "--pytorch-too exports a function that runs PyTorch; times of the em
 MOST_COMPILED_HERE = 16  # kernels
 PR_SET_PDEATHSIG = 1
 Image = Callable[[str, str], bytes]  # the cubin of a text for an architecture
-Sources = Mapping[str, tuple[tuple[str, str], ...]]  # by a kernel's id: the texts to compile, with their architectures
+Sources = Mapping[str, tuple[tuple[str, str], ...]]  # key: kernel id; value: texts to compile, with their architectures
 TAKEN_PACKAGES = (*runtime_copy.ROOTS, "torch", "cupy", "numpy", "test", "tests")
 
 
-Watch = Callable[[int, int], None]  # called with the number of further compiled kernels, and the total
+Watch = Callable[[int, int], None]  # called with the number of kernels compiled since the last call, and the total
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,13 @@ FOLDER = Packing()
 
 @dataclass(frozen=True)
 class Win:
-    """A workload on which this kernel is the fastest one and beats PyTorch."""
+    """A workload on which this kernel is the fastest and beats PyTorch."""
 
     workload: str
     device: str
     speedup: float
     over: str  # "PyTorch", or "eager PyTorch" where torch.compile is as fast
-    elsewhere: bool = False  # measured on another machine with such a GPU
+    elsewhere: bool = False  # whether it was measured on another machine with such a GPU
 
 
 @dataclass(frozen=True)
@@ -99,12 +99,12 @@ class ExportReport:
     ops: tuple[ExportedOp, ...]
     skipped: tuple[SkippedOp, ...]
     cubins: int  # compiled kernels in the package
-    without_cubins: str  # why some are missing; empty if none is
+    without_cubins: str  # reason why some cubins are missing; empty if all are there
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """Kernels with their cubins, the files of these, and why some are missing."""
+    """Kernels with their cubins, the files of the cubins, and the reason why some are missing."""
 
     shipped: tuple[Shipped, ...]
     files: Mapping[str, bytes]
@@ -153,7 +153,7 @@ def _compilers(wanted: Iterable[tuple[str, str]], watch: Watch) -> Iterator[Imag
     """Compile these texts for their architectures in separate processes: NVRTC gains little from threads.
 
     Yield a function that waits for the cubin of a text and returns it. Cubins in the cache on disk are not compiled
-    again. A few texts are compiled in this process, because others would take as long to start.
+    again. If there are only a few texts, they are compiled in this process, because starting others would take as long.
     """
     new = [one for one in dict.fromkeys(wanted) if cubins.remembered(*one) is None]
     try:
@@ -166,7 +166,8 @@ def _compilers(wanted: Iterable[tuple[str, str]], watch: Watch) -> Iterator[Imag
         return
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([cubins.__name__])
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # macOS lacks it
+    # macOS lacks `sched_getaffinity`
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     pool = ProcessPoolExecutor(cores, context, _end_with_the_export)
     try:
         made = {one: pool.submit(cubins.compiled, *one) for one in new}
@@ -178,7 +179,7 @@ def _compilers(wanted: Iterable[tuple[str, str]], watch: Watch) -> Iterator[Imag
             try:
                 return made[text, arch].result() if (text, arch) in made else cubins.compiled(text, arch)
             except BrokenProcessPool as error:
-                raise CompileError("a process that compiled kernels was ended, perhaps for want of memory") from error
+                raise CompileError("a process that compiled kernels was ended, perhaps for lack of memory") from error
 
         yield image
     finally:
@@ -201,7 +202,7 @@ class _OpFiles:
     report: ExportedOp
     files: Mapping[str, str | bytes]
     imports: frozenset[str]
-    missing: str  # why cubins are missing
+    missing: str  # reason why cubins are missing
 
 
 def export(
@@ -261,7 +262,7 @@ def export(
 def defaults(op: Op) -> Mapping[str, Number | None]:
     """Return the parameters of the op's function with their defaults; those without a default come first.
 
-    The default is that of the reference, or else the value that all workloads of the op share.
+    The default is the default of the reference, or else the value that all workloads of the op share.
     """
     written = inspect.signature(op.reference).parameters
     found: dict[str, Number | None] = {}
@@ -274,7 +275,7 @@ def defaults(op: Op) -> Mapping[str, Number | None]:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """The kernels of one op that a package contains, and the champions that they are among."""
+    """The kernels of one op that a package contains, and the champions among them."""
 
     shipped: tuple[Shipped, ...]
     best: winners.Champions
@@ -384,12 +385,10 @@ def _check_target(folder: Path, name: str, form: str) -> None:
 
 def _nothing(skipped: Sequence[SkippedOp]) -> UserError:
     if not skipped:
-        return UserError("there is no op to export", "name an op, such as softmax, or take every op with --all")
+        return UserError("there is no op to export", "name an op, such as softmax, or export every op with --all")
     reasons = "\n".join(f"  {op.name}: {op.reason}" for op in skipped)
     hint = next((op.hint for op in skipped if op.hint), "")
-    return UserError(
-        f"nothing can be exported\n{reasons}", hint or "correct what is said of the first, and export it again"
-    )
+    return UserError(f"nothing can be exported\n{reasons}", hint or "correct the first fault, and export again")
 
 
 def _write(folder: Path, files: Mapping[str, str | bytes]) -> None:

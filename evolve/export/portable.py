@@ -1,4 +1,4 @@
-"""Portable ops: whether a package can hold an op and a function for it, and the op's module there."""
+"""Portable ops: whether a package can contain an op and a function for it, and the op's module in the package."""
 
 import keyword
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from reference_ops.op import Op, Workload, ops_of
 from reference_ops.precision import TORCH_DTYPES
 from reference_ops.tasks.source import TaskError, run_text
 
-TAKEN_FUNCTIONS = (  # functions and modules of every package
+TAKEN_FUNCTIONS = (  # names of functions and modules that every package has
     *("backend", "enabled", "explain", "graph_pass", "kernels", "nn", "ops", "options", "patch", "set_options"),
     *("layers", "optim", "selftest", "unpatch"),
 )
@@ -25,17 +25,17 @@ class OpModule:
 
     stem: str
     source: str
-    op: Op  # as this module defines it
+    op: Op  # the op as this module defines it
 
 
 def portable(op: Op, path: Path) -> OpModule:
-    """Return the module of an op from this file. Raise a NotPortableError that says why a package cannot hold it."""
+    """Return the module of an op from this file. Raise a NotPortableError if a package cannot contain it."""
     _check_names(op)
     module = _module(op, path)
     for workload in op.gpu:
         _check_sizes(module.op, op, workload)
-    # Without values the time of a recurrent layer is proportional to its steps, so outputs are checked at the smallest
-    # sizes.
+    # Even without values, a recurrent layer takes time in proportion to its steps, so outputs are checked at the
+    # smallest sizes.
     smallest: dict[object, Workload] = {}
     for workload in sorted(op.gpu, key=lambda one: sum(size for _, size in one.dims)):
         smallest.setdefault((workload.dtype, workload.parameters), workload)
@@ -65,7 +65,7 @@ def _check_names(op: Op) -> None:
 
 
 def _module(op: Op, path: Path) -> OpModule:
-    """Return the op's file, or the file that replaces it if the op was made from a task's file."""
+    """Return the op's file, or the file that replaces it if the op comes from a task file."""
     if op.standalone is None:
         if not path.stem.isidentifier() or keyword.iskeyword(path.stem):
             raise NotPortableError(f"its file {path.name} cannot be a module of the package: rename it")
@@ -79,22 +79,22 @@ def _module(op: Op, path: Path) -> OpModule:
     check_foreign_imports(source)
     try:
         alone = ops_of(run_text(source, f"exported_{op.name}", path))[0]
-    except Exception as error:  # any exception of a user's file
+    except Exception as error:  # a user's file may raise any exception
         reason = f"{type(error).__name__}: {error}"
-        raise NotPortableError(f"what it needs of {path.name} does not work without the rest: {reason}") from error
+        raise NotPortableError(f"its code from {path.name} does not work without the rest: {reason}") from error
     return OpModule(op.name, source, alone)
 
 
 def _check_sizes(exported: Op, op: Op, workload: Workload) -> None:
-    """Check that the workload of a call at this workload is recognised."""
+    """Check that this workload is recognised from a call."""
     try:
         read = workload_of(exported, _metas(op, workload), dict(workload.parameters))
     except NoKernelError as error:
-        if isinstance(error.__cause__, NotImplementedError):  # PyTorch computes it only with values
+        if isinstance(error.__cause__, NotImplementedError):  # PyTorch needs values to compute the op
             return
         raise NotPortableError(str(error)) from error
     if read != workload:
-        raise NotPortableError(f"a call at {workload.key} cannot be told from one at {read.key}")
+        raise NotPortableError(f"a call at {workload.key} cannot be distinguished from one at {read.key}")
 
 
 def _check_outputs(exported: Op, op: Op, workload: Workload) -> None:

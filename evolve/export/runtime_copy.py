@@ -1,6 +1,6 @@
 """Runtime of an exported package: copies of the modules that it needs, with relative imports.
 
-Imports decide which modules are copied, so nothing is implemented twice.
+The imports determine which modules are copied, so nothing is implemented twice.
 """
 
 import ast
@@ -84,7 +84,9 @@ def check_foreign_imports(source: str) -> None:
         for name in names:
             if name.partition(".")[0] not in allowed:
                 found = "a file beside it" if name == "." else f"`{name}`"
-                raise NotPortableError(f"line {node.lineno}: it imports {found}; an exported op needs torch alone")
+                raise NotPortableError(
+                    f"line {node.lineno}: it imports {found}; an exported op may depend only on torch"
+                )
 
 
 def _ours(module: str) -> bool:

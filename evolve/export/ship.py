@@ -75,7 +75,10 @@ def _shipped(
 
 
 def _champions(held: Mapping[str, Evaluation], own: Sequence[Evaluation]) -> dict[str, Evaluation]:
-    """Return the verdicts that win a workload, as they ship; those that win the most workloads come first."""
+    """Return the verdicts that win a workload, in the form in which they ship.
+
+    Those that win the most workloads come first.
+    """
     verdicts = dict(held)
     for one in sorted(own, key=lambda verdict: verdict.created):
         if one.passed and one.confirmed and one.measurements:
@@ -91,7 +94,7 @@ def _on(evaluation: Evaluation, name: str) -> bool:
 
 
 def _file_of(kernel: Kernel, files: dict[str, Kernel]) -> str:
-    """Return the name of the file that holds the kernel, perhaps with other knobs. A new one is added to `files`."""
+    """Return the name of the file that holds the kernel, perhaps with other knobs. A new name is added to `files`."""
     for name, text in files.items():
         if text.id == kernel.id or (text.family == kernel.family and text.with_knobs(kernel.settings).id == kernel.id):
             return name

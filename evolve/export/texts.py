@@ -1,6 +1,6 @@
 """Texts of an exported package: its pyproject.toml and its README.
 
-Archives are untrusted, and so are the names of devices and tools in them. Every value in a template is either a name
+Archives are untrusted, as are the names of devices and tools in them. Every value in a template is either a name
 that `portable` has checked or a result of `literal`, `prose` or `_cell`, so no text can become code.
 """
 
@@ -45,16 +45,16 @@ include = ["{name}", "{name}.*"]
 README = """\
 # {name}
 
-CUDA kernels behind functions with PyTorch's own arguments. A kernel runs only where it was measured to be faster than
-PyTorch: than eager PyTorch in eager code, than torch.compile in compiled code. Everywhere else PyTorch runs.
+Functions with PyTorch's own arguments that run CUDA kernels. A kernel runs only where it was measured to be faster than
+PyTorch: faster than eager PyTorch in eager code, and than torch.compile in compiled code. Everywhere else PyTorch runs.
 
-    pip install .                     # needs nothing but PyTorch; without an NVIDIA GPU, PyTorch runs
+    pip install .                     # depends only on PyTorch; without an NVIDIA GPU, PyTorch runs
     python -m {name}.selftest         # compares everything with PyTorch on your machine
 
-The test ends after 45 seconds, and says what it left out or did not reach; `--seconds 0` takes all the time it needs.
+The test ends after 45 seconds and lists what it left out or did not reach; `--seconds 0` removes the limit.
 
 ## Use
-A model in plain torch needs no change. Each of these says what it replaced and what it left, and why:
+A model in plain torch needs no change. Each of these reports what it replaced, what it left, and why:
 
     import torch, {name}
 
@@ -64,18 +64,19 @@ A model in plain torch needs no change. Each of these says what it replaced and 
     print(report)
     compiled = torch.compile(model, backend={name}.backend)   # redirects the calls in the graph, then Inductor
 
-`enabled` sees one call at a time, and each must return its result before the next one is known. What a model writes in
-several calls, such as `silu(gate) * up` or `q * cos + rotate_half(q) * sin`, becomes one kernel in compiled graphs
-only; `patch` exchanges RMS norms that are written out, too. PyTorch leaves models that call `nn.LSTM`, `nn.GRU` or
-`nn.RNN` out of compiled graphs, unless you set `torch._dynamo.config.allow_rnn = True`. `patch` and `enabled` redirect
-such layers in any case.
+`enabled` sees one call at a time, and each call must return its result before the next one is known. Several calls that
+one kernel can compute, such as `silu(gate) * up` or `q * cos + rotate_half(q) * sin`, are therefore combined only in
+compiled graphs; `patch` also exchanges RMS norms that are written out. PyTorch leaves models that call `nn.LSTM`,
+`nn.GRU` or `nn.RNN` out of compiled graphs, unless you set `torch._dynamo.config.allow_rnn = True`. `patch` and
+`enabled` redirect such layers in any case.
 
-Or call the functions, which are listed below. This tells which kernel a call with the same arguments runs, and why:
+You can also call the functions, which are listed below. `explain` prints which kernel a call with these arguments runs,
+and why:
 
     print({name}.explain("{first}", ...))
 
-`{name}.nn` holds the layers, to build models with, and `{name}.optim` optimizers, AdamW and SGD.
-`{name}.graph_pass()` is the pass alone, with a `uuid`. Arrays of CuPy, JAX and others with DLPack are taken, too.
+`{name}.nn` contains layers for building models, and `{name}.optim` the optimizers AdamW and SGD.
+`{name}.graph_pass()` is the pass alone, with a `uuid`. Arrays of CuPy, JAX and others with DLPack are accepted, too.
 
 ## Functions
 {calls}
@@ -84,8 +85,8 @@ Or call the functions, which are listed below. This tells which kernel a call wi
 Times are medians of GPU time in microseconds with cold caches. `compile` is the faster of torch.compile's default and
 max-autotune modes. The speedup comes from a paired timing: a separate process times the kernel and the fastest of
 PyTorch in turn. The range is the 95 % confidence interval of the median. A kernel wins if the low end of this interval
-is above the noise, which is measured by timing the kernel against itself. Where torch.compile was the fastest of
-PyTorch and the kernel is not faster than that, it runs in eager code alone, if its time is below that of eager PyTorch.
+is above the noise, which is measured by timing the kernel against itself. If torch.compile was the fastest of PyTorch
+and the kernel is not faster than that, the kernel runs only in eager code, and only if eager PyTorch is slower.
 
 | op | workload | GPU | kernel | kernel us | eager us | compile us | speedup |
 | --- | --- | --- | --- | --- | --- | --- | --- |
@@ -102,34 +103,34 @@ PyTorch's own error at the same dtype. The sanitizer is NVIDIA's compute-sanitiz
 
 ## When a kernel runs
 - All inputs are CUDA tensors on one GPU, and the table has a GPU of this name. Leading dims are folded, other dims
-  are moved last, and what is not contiguous is copied.
-- The dtype is among the measured ones, and so are the parameters on which sizes depend, such as a stride. For other
-  sizes the nearest measured sizes decide: the fastest kernel there runs if it accepts the sizes, and PyTorch runs if it
-  was the fastest there.
+  are moved last, and tensors that are not contiguous are copied.
+- The dtype was measured, and so were the parameters on which sizes depend, such as a stride. For other sizes, the
+  nearest measured sizes decide: the kernel that was the fastest there runs if it accepts the sizes, and PyTorch runs if
+  PyTorch was the fastest there.
 - No size or tensor is larger than those with which the kernel was tested (`envelope` in manifest.json).
-- Where an input requires a gradient, PyTorch's backward or an exported one gives it. Statistics that an op returns
+- If an input requires a gradient, PyTorch's backward or an exported backward computes it. Statistics that an op returns
   beside its result, such as `lse`, have no gradient. Gradients of gradients come from PyTorch.
-- In torch.compile and torch.export, graphs hold an opaque op where a kernel beats what the compiler makes of the op,
-  and PyTorch elsewhere. Under vmap and forward-mode differentiation, PyTorch runs. Autocast gives inputs the dtype
-  that it gives to PyTorch's op; where that is not known, PyTorch runs.
+- In torch.compile and torch.export, graphs contain an opaque op where a kernel beats the compiler's code for the op,
+  and PyTorch elsewhere. Under vmap and forward-mode differentiation, PyTorch runs. Autocast casts inputs as for
+  PyTorch's op; if its dtype is not known, PyTorch runs.
 - Under `torch.use_deterministic_algorithms(True)` or `options(deterministic=True)`, the kernel was found to be
   deterministic. `options(workspace_limit=, allow=, pin=)` restrict the choice further, for a block or with
   `set_options` for the process.
 - With `options(autotune=True)`, like `cudnn.benchmark`, the first call for new sizes times the kernels and PyTorch on
-  this GPU instead, and the fastest runs. The cache on disk keeps it for this GPU, driver, PyTorch and package.
-- In eager code the kernel was faster than eager PyTorch, in a graph of torch.compile faster than that, too. A kernel
-  below 60 us must also be launched in less time than PyTorch's takes. Each choice is logged at debug level.
+  this GPU instead, and the fastest runs. The cache on disk stores the choice for this GPU, driver, PyTorch and package.
+- In eager code, the kernel was faster than eager PyTorch; in a graph of torch.compile, also faster than the compiler's
+  code. The host must also launch a kernel of less than 60 us in less time than PyTorch's. Choices are logged at debug level.
 
 Compiled kernels (cubins) come with the package for the GPUs and sizes that were measured. For other sizes a kernel is
-compiled at the first call that needs it, in a few hundredths of a second, and kept in a cache on disk:
+compiled at the first call that needs it, in a few hundredths of a second, and stored in a cache on disk:
 `~/.cache/evolve-primitives`, or the folder in `EVOLVE_CUBINS`. You can delete it at any time.
 A first call while a CUDA graph is captured loads the kernel, too, without counting the host's time. Drivers before CUDA
 12.3 cannot do that: the graph captures PyTorch, with a warning, unless you made the same call once before.
-Where PyTorch runs, it runs what the kernels were timed against. Where an op leaves a choice, such as the order of equal
-values, PyTorch and a kernel may choose differently.
+Where PyTorch runs, it runs the function against which the kernels were timed. If the result of an op is not unique, as
+for the order of equal values, PyTorch and a kernel may return different results.
 If a chosen kernel fails to compile or to launch, the call raises an error. PyTorch does not replace it.
-`manifest.json` holds the kernels' hashes and times, `kernels/` their sources, `cubins/` what they compile to, and
-`ops/` the references. A source or cubin that was changed is an error when it is loaded.
+`manifest.json` contains the kernels' hashes and times, `kernels/` their sources, `cubins/` the compiled kernels, and
+`ops/` the references. Loading a source or cubin that was changed raises an error.
 `_runtime/` is copied from evolve-kernels (Apache-2.0), which generated this package.
 """
 
@@ -169,7 +170,7 @@ def readme(name: str, exported: Exported) -> str:
 
 
 def call(function: Described) -> str:
-    """Return a call as a user writes it, such as `rms_norm(input, normalized_shape, weight=None, eps=None)`."""
+    """Return a call as a user would write it, such as `rms_norm(input, normalized_shape, weight=None, eps=None)`."""
     if function.form:
         return f"{function.name}({', '.join(_shortened(function.form))})"
     op, entry = function.ops[0]

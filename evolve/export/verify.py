@@ -1,6 +1,6 @@
 """Verification: checks and times champions again on this device, and compares the results with the known ones.
 
-The new verdicts are archived like any other, so only a kernel that wins on this device remains its champion.
+The new verdicts are archived like all others, so only a kernel that wins on this device remains its champion.
 """
 
 import secrets
@@ -30,20 +30,20 @@ from evolve.selection.view import OpView
 from reference_ops.op import Op
 
 NOT_HERE = (Outcome.UNSUPPORTED, Outcome.ILLEGAL)  # outcomes that may not occur on another device
-SLOWER = 1.05  # a time this many times the upper end of the old interval is a regression
+SLOWER = 1.05  # factor of the upper end of the old interval above which a time is a regression
 
 
 class Status(StrEnum):
     """The result for a workload's champion."""
 
     WINS = "wins"  # it beats PyTorch on this device
-    PYTORCH = "PyTorch"  # PyTorch is as fast here, so it is not used; it was not known to win on this device
-    SLOWER = "slower"  # than on this device before: a regression
+    PYTORCH = "PyTorch"  # PyTorch is as fast here, so the kernel is not used; it was not known to win on this device
+    SLOWER = "slower"  # slower than before on this device: a regression
     LOST = "no longer wins"  # it no longer beats PyTorch, which it did on this device: a regression
     FAILED = "failed"  # it is wrong, or cannot run
-    REFUSED = "refused"  # it does not accept the workload on this device, or there is no time
-    CHECKED = "checked"  # right; this device has no times of a GPU
-    LEFT = "not reached"  # the time was over before
+    REFUSED = "refused"  # the kernel does not accept the workload on this device, or there is no time for it
+    CHECKED = "checked"  # the kernel is right; this device has no GPU times
+    LEFT = "not reached"  # the time limit was reached before
 
     @property
     def is_regression(self) -> bool:
@@ -77,14 +77,14 @@ class Row:
 
     op: str
     status: Status
-    kernel_id: str  # of the champion before
+    kernel_id: str  # id of the previous champion
     workload: str = ""
     before: Known | None = None
-    after: Evaluation | None = None  # the verdict of the fastest kernel verified, or of one that failed
+    after: Evaluation | None = None  # the verdict on the fastest verified kernel, or on one that failed
 
     @property
     def measurement(self) -> Measurement | None:
-        """The time now."""
+        """The new time."""
         found = self.after.measurements if self.after and self.workload else ()
         return next((one for one in found if one.workload == self.workload), None)
 
@@ -146,7 +146,7 @@ def _task(op: str, kernels: Sequence[Kernel], known: Mapping[str, Known], device
 
 @dataclass(frozen=True)
 class Workers:
-    """The engine that makes verdicts, the archive that keeps them, and the share of the work with other processes."""
+    """The engine that gives verdicts, the archive that stores them, and the division of the work among processes."""
 
     engine: Engine
     store: Store

@@ -17,7 +17,7 @@ from reference_ops import catalog
 from reference_ops.op import Op
 
 Row = tuple[str, Measured]  # a kernel's id and one of its times
-Champions = Mapping[tuple[str, str], Row]  # by the GPU's name and the workload
+Champions = Mapping[tuple[str, str], Row]  # key: the GPU's name and the workload
 
 
 class NoWinnerError(Exception):
@@ -46,7 +46,7 @@ def confirmed_on_gpus(
         raise NoWinnerError(
             "all its evaluations come from merged archives; none was made on this machine",
             f"run `evolve confirm {named}` to test the kernels on this machine's GPU; if the merged archives are "
-            "your own, --trust-merged exports them as they are",
+            "your own, --trust-merged exports them without a test",
         )
     verdicts = [population.latest(on_gpus, key) for key in dict.fromkeys(e.device.key for e in on_gpus)]
     passed = [e for verdict in verdicts for e in verdict.values() if e.passed and e.kernel_id in kernels]
@@ -83,12 +83,13 @@ def shipped(
 ) -> tuple[Shipped, ...]:
     """Return the champions that beat PyTorch on some workload, with their times on all workloads that a kernel wins.
 
-    A champion's times on workloads that another kernel wins are used if the other kernel refuses a nearby shape.
+    A champion's time on a workload that another kernel wins is used where the other kernel refuses a nearby shape.
     """
     winners = dict.fromkeys(kernel for kernel, measured in best.values() if measured.wins_eager)
     if not winners:
         raise NoWinnerError(
-            "no kernel was faster than eager PyTorch on a GPU, in a paired timing where that was the best of PyTorch"
+            "no kernel was faster than eager PyTorch on a GPU, in a paired timing if eager PyTorch was the best "
+            "baseline"
         )
     won = {place for place, (_, measured) in best.items() if measured.wins_eager}
     there = [(kernel, measured) for kernel, measured in rows if (measured.device, measured.times.workload) in won]

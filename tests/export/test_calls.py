@@ -21,10 +21,10 @@ def test_an_integer_is_accepted_as_a_float_parameter() -> None:
 @pytest.mark.parametrize(
     ("inputs", "reason"),
     [
-        ((torch.ones(2, 4, 8), torch.ones(8)), "`x` has 3 dims, the kernels take 2"),
+        ((torch.ones(2, 4, 8), torch.ones(8)), "`x` has 3 dims, the kernels accept 2"),
         ((X, torch.ones(9)), "`x` of torch.float32, .4, 8., does not fit"),
         ((X, torch.ones(8).half()), "different dtypes"),
-        ((X.to(torch.complex64), torch.ones(8).to(torch.complex64)), "no kernel takes this dtype"),
+        ((X.to(torch.complex64), torch.ones(8).to(torch.complex64)), "no kernel accepts this dtype"),
         ((torch.ones(0, 8), torch.ones(8)), "empty"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Optimizers step large parameters by kernels and leave the rest to PyTorch, with PyTorch's results and state."""
+"""Optimizers update large parameters with kernels and leave the rest to PyTorch, with PyTorch's results and state."""
 
 import copy
 import itertools

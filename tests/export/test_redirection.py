@@ -109,7 +109,7 @@ def test_calls_in_a_block_run_kernels_and_the_report_says_which(
 def test_the_report_says_why_a_call_was_left(known: Known) -> None:
     with enabled(known) as report:
         torch.softmax(torch.ones(2, 3, dtype=torch.float64), -1)
-    assert "softmax: 1 calls by PyTorch, at first because nothing was measured at float64" in str(report)
+    assert "softmax: 1 calls by PyTorch, first because nothing was measured at float64" in str(report)
 
 
 def test_the_report_of_a_block_says_in_one_line_that_several_calls_are_not_found(known: Known) -> None:

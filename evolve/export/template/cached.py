@@ -1,7 +1,7 @@
 """The cache on disk: compiled kernels and measurements of this machine.
 
-It may be used by many processes at once. An entry begins with a digest of its name and content, and is written in one
-step. A damaged entry, or one of another name, is made again. It can be deleted at any time.
+Many processes may use the cache at the same time. An entry begins with a digest of its name and content, and is written
+in one step. A damaged entry, or an entry of another name, is created again. The cache can be deleted at any time.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ def kept(name: str) -> bytes | None:
 
 
 def keep(name: str, entry: bytes) -> None:
-    """Write an entry in one step. Without space or permission, the next process makes it again."""
+    """Write an entry in one step. If space or permission is missing, the entry is created again by the next process."""
     with contextlib.suppress(OSError):
         file = cache_folder() / name
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

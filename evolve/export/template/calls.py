@@ -1,4 +1,4 @@
-"""Arguments of a call: functions that determine their workload, or why no kernel can take them."""
+"""Arguments of a call: functions that determine their workload, or the reason why no kernel can run."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,9 @@ from torch.nn import Parameter
 from reference_ops.op import Number, Op, Workload
 from reference_ops.precision import TORCH_DTYPES
 
-ALIGNMENT = 16  # alignment in bytes; every kernel relies on it
+ALIGNMENT = 16  # alignment in bytes on which every kernel relies
 TIME, STEPS = "time", 2
-RECURRENT = {TIME, "hidden"}  # dims of a recurrent layer
+RECURRENT = {TIME, "hidden"}  # names of a recurrent layer's dims
 NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
@@ -28,7 +28,7 @@ class MissingError(NoKernelError):
 def obstacle(
     inputs: Sequence[torch.Tensor], parameters: Mapping[str, Number], op: Op, device_type: str = "cuda"
 ) -> str:
-    """Return why PyTorch must run regardless of the sizes; empty if a kernel may run."""
+    """Return the reason why PyTorch must run regardless of the sizes; empty if a kernel may run."""
     return _state() or _inputs(inputs, device_type) or parameter_fault(parameters, op) or _precision(inputs, op)
 
 
@@ -62,7 +62,7 @@ def _inputs(inputs: Sequence[torch.Tensor], device_type: str) -> str:
 
 
 def _special(x: torch.Tensor) -> str:
-    """Return why a tensor that looks plain has no memory of its own; empty if it has some."""
+    """Return the reason why a tensor that looks plain has no memory of its own; empty if it has some."""
     if x.layout is not torch.strided or x.is_nested:
         return "an input is sparse or nested"
     if torch._C._functorch.is_functorch_wrapped_tensor(x):  # noqa: SLF001 - there is no public way to ask
@@ -93,14 +93,15 @@ def workload_of(op: Op, inputs: Sequence[torch.Tensor], parameters: Mapping[str,
     sizes: dict[str, int] = {}
     for spec, x in zip(op.inputs, inputs, strict=True):
         if x.dim() != len(spec.dims):
-            raise NoKernelError(f"`{spec.name}` has {x.dim()} dims, the kernels take {len(spec.dims)}")
+            raise NoKernelError(f"`{spec.name}` has {x.dim()} dims, the kernels accept {len(spec.dims)}")
         sizes.update(zip(spec.dims, x.shape, strict=True))
     free = {x.dtype for spec, x in zip(op.inputs, inputs, strict=True) if not spec.dtype}
     if len(free) != 1 or not free <= NAMES.keys():
-        raise NoKernelError("the inputs are of different dtypes" if len(free) > 1 else "no kernel takes this dtype")
+        raise NoKernelError("the inputs are of different dtypes" if len(free) > 1 else "no kernel accepts this dtype")
     given = tuple((name, type(value)(parameters[name])) for name, value in op.parameters.items())
     dtype, names = NAMES[free.pop()], [name for name, _ in op.gpu[0].dims]
-    if not sizes.keys() >= set(names):  # only outputs have the other dims, such as the rows that a convolution returns
+    # the missing dims are dims of outputs only, such as the rows that a convolution returns
+    if not sizes.keys() >= set(names):
         for spec, out in zip(op.outputs, _outputs(op, inputs, dict(given)), strict=False):
             sizes.update(zip(spec.dims, out.shape, strict=False))
     workload = Workload(dtype, tuple((name, sizes.get(name, 0)) for name in names), given)
@@ -115,7 +116,7 @@ def workload_of(op: Op, inputs: Sequence[torch.Tensor], parameters: Mapping[str,
 def check_outputs(op: Op, workload: Workload, inputs: Sequence[torch.Tensor]) -> None:
     """Raise a NoKernelError unless PyTorch accepts the call and returns the outputs that the op declares.
 
-    A kernel therefore never runs where PyTorch raises an error, such as for the eight largest of four values.
+    A kernel therefore never runs if PyTorch raises an error, for example for the eight largest of four values.
     """
     fewer = _with_few_steps(workload)
     if fewer != workload:
@@ -136,7 +137,7 @@ def check_outputs(op: Op, workload: Workload, inputs: Sequence[torch.Tensor]) ->
 
 
 def _with_few_steps(workload: Workload) -> Workload:
-    """Return a small workload for a recurrent layer, which PyTorch computes step by step even without values."""
+    """Return a small workload of a recurrent layer. PyTorch computes its steps one by one even without values."""
     if not dict(workload.dims).keys() >= RECURRENT:
         return workload
     return replace(
@@ -147,7 +148,7 @@ def _with_few_steps(workload: Workload) -> Workload:
 def _outputs(op: Op, inputs: Sequence[torch.Tensor], parameters: Mapping[str, Number]) -> tuple[torch.Tensor, ...]:
     """Return the reference's outputs without values, from the meta device.
 
-    PyTorch has operations that the meta device lacks, such as bincount. Only they are computed with the given inputs.
+    Operations that the meta device lacks, such as bincount, are computed with the given inputs.
     """
     metas = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in inputs]
     try:
@@ -164,7 +165,7 @@ def _outputs(op: Op, inputs: Sequence[torch.Tensor], parameters: Mapping[str, Nu
 
 
 def contiguous_outputs(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Return PyTorch's outputs like those of a kernel: contiguous, and in separate memory."""
+    """Return PyTorch's outputs in the form of a kernel's outputs: contiguous, and in separate memory."""
     taken = {x.untyped_storage().data_ptr() for x in inputs}
     own = [out.clone() if out.untyped_storage().data_ptr() in taken else out for out in outputs]
     return tuple(out.contiguous() for out in own)

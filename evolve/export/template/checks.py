@@ -37,14 +37,14 @@ from reference_ops.inputs import inputs_at
 from reference_ops.op import Op, Workload
 from reference_ops.precision import TORCH_DTYPES
 
-MOST_ELEMENTS = 1 << 24  # of a tensor at a measured size
+MOST_ELEMENTS = 1 << 24  # limit on the elements of a tensor at a measured size
 OPAQUE = "opaque op"
-STEP = 1e-2  # of differences in float32
-MOST_WORKLOADS = 3  # of each kind
-MADE_TIMES = 3  # each call that requires gradients
-LACKING = re.compile("not implemented for|view size is not compatible")  # in errors about dtypes or strides
+STEP = 1e-2  # step of finite differences in float32
+MOST_WORKLOADS = 3  # number of workloads of each kind
+MADE_TIMES = 3  # number of times that each call with gradients is made
+LACKING = re.compile("not implemented for|view size is not compatible")  # text in errors about dtypes or strides
 NO_KERNEL = "it has no kernel"
-TIME_IS_UP = "the time was up"
+TIME_IS_UP = "the time limit was reached"
 
 
 class LeftOutError(Exception):
@@ -58,8 +58,8 @@ class Setting:
     device: torch.device
     calls: int
     seed: int
-    sizes: int = MOST_WORKLOADS  # of each kind
-    until: float = inf  # when the time is up, by time.monotonic()
+    sizes: int = MOST_WORKLOADS  # number of workloads of each kind
+    until: float = inf  # the time of time.monotonic() at which the test ends
 
     def need_time(self) -> None:
         if monotonic() > self.until:
@@ -97,8 +97,8 @@ def random_calls(function: Function, setting: Setting) -> str:
         close(given.arguments, for_pytorch.arguments, dtype)  # tensors changed in place, such as running statistics
         exact = [x.clone() for x in tensors(_exact(function, expected))]
         overwritten(list(tensors(got)), list(tensors(expected)), list(tensors(for_pytorch.arguments)))
-        close(given.arguments, for_pytorch.arguments, dtype)  # results have memory of their own, if PyTorch's have
-        changed(given, erased)  # the next call must read nothing of this one
+        close(given.arguments, for_pytorch.arguments, dtype)  # results must have memory of their own if PyTorch's have
+        changed(given, erased)  # the next call must not read data of this call
         with torch.no_grad():
             got = function(*again.arguments, **again.named)
         close(_exact(function, got), exact, dtype, tf32=_tf32(function, setting))
@@ -109,7 +109,7 @@ def random_calls(function: Function, setting: Setting) -> str:
 def gradients(function: Function, setting: Setting) -> str:
     """Compare the gradients of random calls with PyTorch's, for some of the tensors or all, and for changed results.
 
-    Each call is made several times, until its forward and its backward are those of a call that was seen before.
+    Each call is made several times, so that its forward and its backward also run in the form of a repeated call.
     """
     done = 0
     for number, (given, dtype) in enumerate(_calls(function, setting), setting.seed):
@@ -129,15 +129,15 @@ def _gradients_agree(function: Function, given: Drawn, dtype: torch.dtype, drawn
         expected = function.form.pytorch(*theirs.arguments, **theirs.named)
         flows = [x.requires_grad for x in tensors(expected)]
         got = function(*ours.arguments, **ours.named) if any(flows) else None
-        if function.form.own and got is not None:  # statistics for a backward carry no gradient
+        if function.form.own and got is not None:  # statistics for a backward have no gradient
             flows = [flow and x.requires_grad for flow, x in zip(flows, tensors(got), strict=True)]
         if not any(flows):
             return False
         _differentiated(expected, flows, is_changed)
-    except REFUSALS:  # PyTorch has no gradient of most backwards, nor to a running statistic
+    except REFUSALS:  # PyTorch has no gradient of most backward ops, or for a running statistic
         return False
     if [x.requires_grad for x in tensors(got)] != flows and not function.form.own:
-        raise AssertionError("gradients flow through other results than with PyTorch")
+        raise AssertionError("other results have gradients than with PyTorch")
     try:
         _differentiated(got, flows, is_changed)
     except RuntimeError as error:
@@ -146,7 +146,7 @@ def _gradients_agree(function: Function, given: Drawn, dtype: torch.dtype, drawn
         return False  # the backward reads the result
     found, wanted = ([x.grad for x in tensors(one.arguments)] for one in (ours, theirs))
     if [x is None for x in found] != [x is None for x in wanted]:
-        raise AssertionError("gradients reach other arguments than with PyTorch")
+        raise AssertionError("other arguments get gradients than with PyTorch")
     of_them = [[x for x in side if x is not None] for side in (found, wanted)]
     exactly = partial(_exact_gradients, function, learning(copied(given), random.Random(seed)), flows, is_changed)
     agree(of_them[0], of_them[1], dtype, exactly, tf32=_tf32(function, setting))
@@ -160,7 +160,7 @@ def _exact_gradients(function: Function, given: Drawn, flows: Sequence[bool], is
 
 
 def _differentiated(result: Any, flows: Sequence[bool], is_changed: bool) -> None:
-    """Call the backward of the results that carry gradients, sometimes after changing the results in place."""
+    """Call the backward of the results that have gradients, sometimes after changing the results in place."""
     outs = [out for out, flow in zip(tensors(result), flows, strict=True) if flow]
     if is_changed:
         outs = [out.mul_(2) for out in outs]
@@ -169,7 +169,7 @@ def _differentiated(result: Any, flows: Sequence[bool], is_changed: bool) -> Non
 
 
 def empty_inputs(function: Function, setting: Setting) -> str:
-    """Compare calls whose first tensor is empty with PyTorch: the same result, or an error as well."""
+    """Compare calls whose first tensor is empty with PyTorch: the result must be the same, or an error as well."""
     if function.form.own:  # PyTorch's internal functions, such as backwards, do not check that sizes fit
         raise LeftOutError("it takes no empty tensors")
     for given, dtype in _calls(function, setting):
@@ -195,10 +195,10 @@ def finite_differences(function: Function, setting: Setting) -> str:
             continue
         if _differences_agree(function.form.pytorch, given):
             if not _differences_agree(function, given):
-                raise AssertionError("differences of results are not the gradients, and PyTorch's are")
+                raise AssertionError("finite differences do not agree with the gradients, but PyTorch's do")
             done += 1
     if not done:
-        raise LeftOutError("PyTorch's gradients do not pass, or there are none")
+        raise LeftOutError("PyTorch's own gradients do not pass, or there are none")
     return f"{done} calls"
 
 
@@ -214,14 +214,14 @@ def _differences_agree(function: Callable[..., Any], given: Drawn) -> bool:
     steps: dict[str, Any] = {"eps": STEP, "atol": 2e-2, "rtol": 5e-2, "nondet_tol": 1e-3}
     try:
         return torch.autograd.gradcheck(called, learned, **steps, raise_exception=False, fast_mode=True)
-    except (RuntimeError, TypeError, ValueError):  # nothing to differentiate, or refused
+    except (RuntimeError, TypeError, ValueError):  # there is nothing to differentiate, or the call is refused
         return False
 
 
 def every_kernel(primitive: Primitive, setting: Setting) -> str:
     """Compare each kernel with PyTorch at sizes that it accepts, and PyTorch's result at others.
 
-    Two runs of a deterministic kernel must agree in every bit.
+    Two runs of a deterministic kernel must agree bit for bit.
     """
     if not primitive.entry.kernels:
         raise LeftOutError(NO_KERNEL)
@@ -260,7 +260,7 @@ def _repeated(primitive: Primitive, inputs: tuple[Tensor, ...], parameters: dict
     first, second = (_run(primitive, inputs, parameters) for _ in range(2))
     bits = [[x.contiguous().view(-1).view(torch.uint8) for x in outputs] for outputs in (first, second)]
     if not all(map(torch.equal, *bits)):
-        raise AssertionError(f"kernel {kernel} is said to be deterministic, and two runs differ")
+        raise AssertionError(f"kernel {kernel} is declared deterministic, but two runs differ")
 
 
 def _workloads(op: Op, setting: Setting) -> list[Workload]:
@@ -318,10 +318,10 @@ def second_device(primitive: Primitive, setting: Setting) -> str:
 
 
 def opaque_op(functions: Functions, primitive: Primitive, setting: Setting) -> str:
-    """Let `torch.library.opcheck` test the op that graphs hold, and its gradient."""
+    """Let `torch.library.opcheck` test the op that graphs contain, and its gradient."""
     registry = functions.registry
     if registry is None or not registry.define(primitive.op.name):
-        raise LeftOutError("graphs hold no op for it")
+        raise LeftOutError("graphs contain no op for it")
     inputs, parameters = _at(primitive.op, (*primitive.op.emulated, *primitive.op.gpu)[0], setting)
     if any(x.dtype.itemsize == 1 and x.is_floating_point() for x in inputs):
         raise LeftOutError("opcheck cannot compare floats of 8 bits")
@@ -343,7 +343,7 @@ def _calls(function: Function, setting: Setting) -> Iterator[tuple[Drawn, torch.
 
 
 def _exact(function: Function, result: Any) -> Any:
-    """Return the outputs that PyTorch determines; it may order equal values in any way, for example."""
+    """Return the outputs that are fully determined. PyTorch may, for example, order equal values in any way."""
     if not function.form.own:
         return result
     (primitive,) = function.primitives.values()

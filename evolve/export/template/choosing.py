@@ -1,4 +1,4 @@
-"""Choice of a kernel for one workload: the one that was fastest at the nearest measured sizes, or none."""
+"""Choice of a kernel for one workload: the kernel that was fastest at the nearest measured sizes, or none."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -22,16 +22,17 @@ class Question:
     """A workload on one device for which to choose a kernel."""
 
     op: str
-    device: str  # its name
+    device: str  # name of the device
     workload: Workload
     point: Point
     options: Options
-    elements: int  # of the largest tensor
-    free: Mapping[str, frozenset[str]]  # the free parameters of each kernel by its id; of PyTorch by ""
-    compiled: bool = False  # within torch.compile, whose code is then the alternative
+    elements: int  # number of elements of the largest tensor
+    free: Mapping[str, frozenset[str]]  # free parameters of each kernel; key: its id, or "" for PyTorch
+    compiled: bool = False  # whether the call is in torch.compile, whose code is then the alternative
     sizes: frozenset[str] = frozenset()  # parameters that are the size of a tensor, such as `k` of topk
-    arch: str = ""  # of the device
-    for_backward: bool = False  # the backward's kernel decides: one of the forward need not win, only not be slow
+    arch: str = ""  # architecture of the device
+    # the backward's kernel decides; a kernel of the forward need not win, but must not be slow
+    for_backward: bool = False
 
     @property
     def tunes(self) -> bool:
@@ -54,7 +55,7 @@ class Choice:
 
 
 def choices(entry: ExportedEntry, kernels: Mapping[str, Kernel], question: Question) -> Iterator[Choice]:
-    """Yield the kernels to try, best first, then raise a NoKernelError that says why each was refused.
+    """Yield the kernels to try, best first, then raise a NoKernelError with the reason why each was refused.
 
     With autotuning, all allowed kernels are tried, otherwise those up to the nearest size at which PyTorch was the
     fastest.
@@ -88,7 +89,7 @@ def nearest(entry: ExportedEntry, question: Question) -> Measured:
 
 
 def _choice(shipped: Shipped, measured: Measured, kernel: Kernel, question: Question) -> Choice | str:
-    """Return the choice of a kernel, or why it cannot be chosen."""
+    """Return the choice of a kernel, or the reason why it cannot be chosen."""
     if refusal := _refused(shipped, measured, question):
         return refusal
     try:
@@ -104,10 +105,10 @@ def _choice(shipped: Shipped, measured: Measured, kernel: Kernel, question: Ques
 
 
 def _refused(shipped: Shipped, measured: Measured, question: Question) -> str:
-    """Return why the options or the tests rule a kernel out; empty if they do not."""
+    """Return the reason why the options or the tests exclude a kernel; empty if they do not."""
     pinned = question.options.pinned(question.op)
     if pinned and shipped.id != pinned:
-        return f"gives way to {pinned}, to which the options pin {question.op}"
+        return f"is excluded, because the options pin {question.op} to {pinned}"
     if question.options.is_deterministic and not measured.deterministic:
         return "is not known to be deterministic"
     if question.for_backward and measured.times.median_us > measured.times.eager_us:

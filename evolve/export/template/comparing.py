@@ -1,4 +1,4 @@
-"""Comparison of results with PyTorch's, which are not exact themselves."""
+"""Comparison of results with PyTorch's results, which are not exact either."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from evolve.export.template.drawn import Drawn, tensors
 
-FP8_STEP, FP8_LEAST = 2**-2, 2**-9  # one step of the coarser type, and the smallest number of the finer one
+FP8_STEP, FP8_LEAST = 2**-2, 2**-9  # rounding step of the coarser type, and the smallest number of the finer type
 
 
 def close(got: Any, expected: Any, dtype: torch.dtype, *, tf32: bool = False) -> None:
@@ -16,7 +16,7 @@ def close(got: Any, expected: Any, dtype: torch.dtype, *, tf32: bool = False) ->
     for out, exact in zip(tensors(got), tensors(expected), strict=True):
         if out.dtype != exact.dtype:
             raise AssertionError(f"the result is of {out.dtype}, PyTorch's of {exact.dtype}")
-        if exact.dtype.itemsize == 1 and exact.is_floating_point():  # PyTorch compares these only bit by bit
+        if exact.dtype.itemsize == 1 and exact.is_floating_point():  # PyTorch can only compare these bit for bit
             torch.testing.assert_close(out.float(), exact.float(), rtol=FP8_STEP, atol=FP8_LEAST, equal_nan=True)
             continue
         finite = exact[exact.isfinite()].float()
@@ -31,8 +31,8 @@ def close(got: Any, expected: Any, dtype: torch.dtype, *, tf32: bool = False) ->
 def agree(got: Any, expected: Any, dtype: torch.dtype, exactly: Callable[[], Any], *, tf32: bool) -> None:
     """Raise an AssertionError unless results agree, or are as close as PyTorch's to those in float64.
 
-    On a CPU, PyTorch rounds statistics of 16-bit tensors to 16 bits, and differences of similar numbers then mean
-    little.
+    On a CPU, PyTorch rounds statistics of 16-bit tensors to 16 bits, so that differences of similar numbers are
+    inaccurate.
     """
     try:
         close(got, expected, dtype, tf32=tf32)
@@ -54,4 +54,4 @@ def raises(function: Callable[..., Any], given: Drawn, kind: type[Exception]) ->
         function(*given.arguments, **given.named)
     except kind:
         return
-    raise AssertionError(f"PyTorch raises a {kind.__name__}, the function does not")
+    raise AssertionError(f"PyTorch raises a {kind.__name__}, but the function does not")

@@ -13,7 +13,7 @@ from evolve.export.template.nvrtc import nvrtc
 
 
 def key(source: str, arch: str) -> str:
-    """Return the name under which a package has the cubin of a source."""
+    """Return the name under which a package stores the cubin of a source."""
     return hashlib.sha256(f"{arch}\n{source}".encode()).hexdigest()
 
 
@@ -22,13 +22,13 @@ class Cubins:
     """The compiled kernels of the package in a folder."""
 
     folder: Path = Path()
-    shipped: Mapping[str, ShippedCubin] = field(default_factory=dict)  # by key
+    shipped: Mapping[str, ShippedCubin] = field(default_factory=dict)  # key: the name that `key` returns
 
     def images(self, source: str, arch: str) -> Iterator[bytes]:
-        """Yield cubins to load, best first; the caller tries the next one if the driver refuses one.
+        """Yield cubins to load, best first. If the driver refuses one, the caller tries the next one.
 
-        Raise a BrokenPackageError if a file of the package was changed, a CompileError if the source is refused and a
-        MissingError if it must be compiled, and nothing can.
+        Raise a BrokenPackageError if a file of the package was changed, a CompileError if the source is refused, and a
+        MissingError if it must be compiled but there is no compiler.
         """
         if known := self.shipped.get(key(source, arch)):
             yield self._read(known)
@@ -46,7 +46,7 @@ class Cubins:
 
 
 def compiled(source: str, arch: str) -> bytes:
-    """Return the cubin of a source from the cache, into which a new one is put."""
+    """Return the cubin of a source from the cache; if there is none, compile it and add it to the cache."""
     found = remembered(source, arch)
     if found is None:
         found = nvrtc().compiled(source, arch)

@@ -1,7 +1,7 @@
 """Decisions: the compiled kernel that runs for a workload on a device, or the reason why PyTorch runs.
 
 The measurements of the package decide. With autotuning, the first call for new sizes times the kernels that may run and
-PyTorch, and the cache on disk keeps the fastest.
+PyTorch, and the cache on disk stores the fastest.
 """
 
 import hashlib
@@ -39,10 +39,11 @@ from evolve.op_on_device import point
 from reference_ops.op import Number, Op, Workload
 from reference_ops.precision import TORCH_DTYPES
 
-# Where a call is made: this decides which time a kernel must beat. While a graph is captured, nothing can be timed.
+# The places where a call is made, which determine the time that a kernel must beat. While a graph is captured, nothing
+# can be timed.
 EAGER, COMPILED, CAPTURED = "eager", "compiled", "captured"
-FOR_BACKWARD = "for the backward"  # in a graph that takes an op only because of its backward's kernel
-SHORT_US = 60.0  # above this, no launch takes longer than its kernel
+FOR_BACKWARD = "for the backward"  # in a graph that contains an op only because of the kernel of its backward
+SHORT_US = 60.0  # the launch of a longer kernel never takes longer than the kernel
 MOST_TIMED = 8  # kernels, those measured at the nearest sizes first
 
 
@@ -60,16 +61,16 @@ class Decision:
     sizes: Mapping[str, int] = field(default_factory=dict)
     inputs: tuple[Shape, ...] = ()  # shapes in which the kernel reads the inputs
     outputs: tuple[Shape, ...] | None = None  # shapes in which the caller gets the outputs, if they differ
-    saves_us: float = 0.0  # time that the kernel saved at the nearest measured size
+    saves_us: float = 0.0  # time that the kernel saved at the nearest measured sizes
     is_slow_to_launch: bool = False  # the only reason why PyTorch runs; a captured graph does not count the host's time
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The fastest kernel at some sizes on a device, and times in microseconds; without a kernel, PyTorch."""
+    """The fastest kernel at some sizes on a device, and times in microseconds; None if PyTorch is the fastest."""
 
     kernel: str
-    kernel_us: float  # of the fastest kernel
+    kernel_us: float  # time of the fastest kernel
     pytorch_us: float
 
     @property
@@ -83,7 +84,7 @@ class Tuned:
 
 @dataclass(frozen=True)
 class ByPyTorch:
-    """PyTorch's forward where only a kernel of the backward wins."""
+    """PyTorch's forward, where a kernel wins only in the backward."""
 
     op: Op
 
@@ -112,7 +113,7 @@ class Decider:
     def decided(self, views: Tensors, parameters: Mapping[str, Number], where: str) -> Decision:
         """Return the decision for tensors on a device. Compile a kernel, and time it unless a graph is captured."""
         try:
-            # PyTorch lacks some ops for tensors without memory; a graph must not capture them.
+            # PyTorch cannot compute some ops for tensors without memory, and a graph must not capture them.
             given = _metas(views) if where == CAPTURED else views
             question, found = self._question(given, views[0].device, parameters, where)
             return self._chosen(question, views, found, where)
@@ -143,7 +144,7 @@ class Decider:
     def costs_us(self, question: Question) -> float:
         """Return the extra time of an opaque op over the compiler's code where no kernel wins.
 
-        In that case a kernel runs if it was as fast, otherwise eager PyTorch. Raise a NoKernelError if nothing was
+        In that case, a kernel runs if it was as fast, and otherwise eager PyTorch. Raise a NoKernelError if nothing was
         measured.
         """
         near = nearest(self.entry, question).times
@@ -164,7 +165,7 @@ class Decider:
         return self._question(metas, device, parameters, where)[0]
 
     def forward_by_pytorch(self, views: Tensors, parameters: Mapping[str, Number], reason: str) -> Decision:
-        """Return the decision that PyTorch computes these outputs, and kernels compute the backward."""
+        """Return the decision that PyTorch computes these outputs and kernels compute the backward."""
         question, found = self._question(_metas(views), views[0].device, parameters, EAGER)
         shapes = [(spec, self.op.shape(spec, question.workload)) for spec in self.op.outputs]
         outputs = tuple(found.unfolded(*pair) for pair in shapes) if found.leading is not None else None
@@ -218,7 +219,7 @@ class Decider:
     def _tuned(self, question: Question, views: Tensors, found: Folds, where: str) -> Tuned | None:
         """Return the fastest kernel on this machine, or PyTorch: from the cache, or by timing all of them.
 
-        Return None if the cache has no entry, and a graph is captured.
+        Return None if the cache has no entry and a graph is being captured.
         """
         device, parameters = views[0].device, dict(question.workload.parameters)
         facts = (self.op.name, question.workload, question.options, question.options.is_deterministic)
@@ -346,14 +347,14 @@ def _timed(
     pytorch: Callable[[], object],
     device_us: Callable[[Callable[[], object]], float],
 ) -> Tuned:
-    """Time calls of kernels, by their ids, and PyTorch's."""
+    """Time the calls of kernels, given by their ids, and PyTorch's call."""
     times = {name: device_us(call) for name, call in kernels.items()}
     fastest, pytorch_us = min(times, key=times.__getitem__), device_us(pytorch)
     return Tuned(fastest if times[fastest] < pytorch_us else "", times[fastest], pytorch_us)
 
 
 def _name_of(*facts: object) -> str:
-    """Return the name under which the cache keeps a result that depends on these facts."""
+    """Return the name under which the cache stores a result that depends on these facts."""
     return f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.json"
 
 
@@ -362,7 +363,7 @@ def _remembered(name: str) -> Tuned | None:
     content = kept(name)
     try:
         return None if content is None else Tuned(**json.loads(content))
-    except (ValueError, TypeError):  # of another version
+    except (ValueError, TypeError):  # the entry was written by another version
         return None
 
 

@@ -38,9 +38,10 @@ from reference_ops.precision import TORCH_DTYPES
 
 LOG = logging.getLogger(__name__)
 NOTHING = ExportedEntry("", (), (), {}, (), ())
-TOO_LITTLE = Decision("copies before the kernel and what comes after it take longer than it saves")
-MARGIN_US = 20.0  # that the kernels of a backward must save: the compiler can fuse nothing with an opaque op
-MOST_DECISIONS = 4096  # more than a model has shapes; varying lengths would fill the memory
+TOO_LITTLE = Decision("the copies before the kernel and the operations after it take longer than it saves")
+MARGIN_US = 20.0  # time that a backward's kernels must save, because the compiler fuses nothing with an opaque op
+# more than the number of shapes in a model; without a limit, varying lengths would fill the memory
+MOST_DECISIONS = 4096
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,10 @@ class Primitive:
         return self.pytorch(inputs, parameters) if outputs is None else outputs
 
     def repeated(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
-        """Run as a call does. In most cases shapes and parameters are those of earlier calls, as in a backward."""
+        """Run as `__call__` does.
+
+        In most cases, shapes and parameters are those of an earlier call, as in a backward.
+        """
         outputs: Tensors | None = self._kinds.recall(inputs, parameters)
         if outputs is not None:
             return outputs
@@ -108,7 +112,7 @@ class Primitive:
     ) -> Tensors | None:
         """Return the op's outputs if a kernel wins for these inputs, whose leading dims may be unfolded; else None.
 
-        With `after_bytes`, it must save at least the time of copying them.
+        With `after_bytes`, the kernel must save at least the time of copying so many bytes.
         """
         decision = self.decision(views, parameters, where, after_bytes)
         return self.launch(decision, views, parameters) if decision.ready else None
@@ -116,7 +120,10 @@ class Primitive:
     def decision(
         self, views: Tensors, parameters: Mapping[str, Number], where: str = EAGER, after_bytes: int = 0
     ) -> Decision:
-        """Return the kernel that runs for these inputs, or the reason why PyTorch runs; copies of inputs count."""
+        """Return the kernel that runs for these inputs, or the reason why PyTorch runs.
+
+        The time of copies of inputs counts.
+        """
         if reason := self._obstacle(views, parameters):
             return Decision(reason)
         decision = self._decide(views, parameters, where)
@@ -163,7 +170,7 @@ class Primitive:
     def _no_gradient(self, views: Tensors) -> str:
         learning = self._learning(views)
         if learning and (missing := self.gradients.missing(learning)):
-            return f"the package has no gradient of {self.op.name} to {', '.join(sorted(missing))}"
+            return f"the package has no gradient of {self.op.name} with respect to {', '.join(sorted(missing))}"
         return ""
 
     def _for_backward(self, decision: Decision, views: Tensors, parameters: Mapping[str, Number]) -> Decision:
@@ -256,9 +263,10 @@ class Primitive:
         after_bytes: int = 0,
         learning: Collection[str] = (),
     ) -> str:
-        """Return why no kernel wins in a compiled graph, for tensors without memory; an empty text if one wins.
+        """Return the reason why no kernel wins in a compiled graph, for tensors without memory; empty if one wins.
 
-        Copies count, and nothing is compiled. Where these inputs require gradients, a kernel of the backward may win.
+        The time of copies counts, and nothing is compiled. Where these inputs require gradients, a kernel of the
+        backward may win.
         """
         copies_us = _copies_us(metas, after_bytes)
         try:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# The last layouts have few kernels or none.
+# The last layouts are supported by few kernels or none.
 DTYPES = (*[torch.float32] * 8, *[torch.bfloat16] * 4, torch.float16, torch.float64)
-RARELY = 24  # one in so many tensors is empty, and one has another dtype than the rest of a call
+RARELY = 24  # one in this many tensors is empty, and one in this many has another dtype than the rest of a call
 SIZES = (1, 2, 3, 5, 8, 16, 17, 33)
 
 
@@ -44,7 +44,7 @@ class Draw:
         return torch.randint(most, shape, generator=self._generator())
 
     def distinct(self, *shape: int) -> Tensor:
-        """Return different numbers, so that positions are determined."""
+        """Return a tensor of different numbers, so that positions are unique."""
         count = 1
         for size in shape:
             count *= size
@@ -74,11 +74,11 @@ class Draw:
         order = self.rng.sample(range(x.dim()), x.dim())
         ways: list[Callable[[], Tensor]] = [
             lambda: x.narrow(dim, 0, 1).expand(x.shape),
-            lambda: torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape),  # at an odd address
+            lambda: torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape),  # begins at an odd address
             lambda: torch.cat([x, x])[x.shape[0] :],
             lambda: x.repeat_interleave(2, dim).unflatten(dim, (size, 2)).select(dim + 1, 1),
             lambda: x.transpose(0, dim).contiguous().transpose(0, dim),
-            lambda: x.movedim(1, -1).contiguous().movedim(-1, 1) if x.dim() > 2 else x,  # channels last
+            lambda: x.movedim(1, -1).contiguous().movedim(-1, 1) if x.dim() > 2 else x,  # has its channels last
             lambda: x.permute(order).contiguous().permute(sorted(range(x.dim()), key=order.__getitem__)),
         ]
         return ways[kind]() if kind < len(ways) else x
@@ -97,7 +97,7 @@ def tensors(value: Any) -> Iterator[Tensor]:
 
 
 def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Return arguments with another tensor in place of each."""
+    """Return arguments in which each tensor is replaced by another one."""
     if isinstance(value, Tensor):
         return function(value)
     return type(value)(mapped(one, function) for one in value) if isinstance(value, tuple | list) else value
@@ -111,7 +111,7 @@ def changed(drawn: Drawn, function: Callable[[Tensor], Tensor]) -> Drawn:
 def learning(drawn: Drawn, rng: random.Random | None = None) -> Drawn:
     """Return the same call with floating-point arguments that require gradients, with the same strides.
 
-    With a source of random numbers, one in four does not require them.
+    With a source of random numbers, one argument in four does not require gradients.
     """
 
     def asks(x: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def copied(drawn: Drawn) -> Drawn:
 
 
 def erased(x: Tensor) -> Tensor:
-    """Overwrite a tensor's memory with zeros; several elements may share a place."""
+    """Overwrite a tensor's memory with zeros; several elements may share an address."""
     torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage()).zero_()
     return x
 
@@ -142,10 +142,10 @@ def overwritten(ours: list[Tensor], theirs: list[Tensor], arguments: list[Tensor
     places = {x.untyped_storage().data_ptr() for x in arguments}
     for out, exact in zip(ours, theirs, strict=True):
         if exact.untyped_storage().data_ptr() not in places:
-            with suppress(RuntimeError):  # elements of some results share a place
+            with suppress(RuntimeError):  # elements of some results share an address
                 out.zero_()
 
 
 def emptied(first: Tensor, x: Tensor) -> Tensor:
-    """Return the first tensor without rows, and others as they are."""
+    """Return the first tensor without rows, and other arguments unchanged."""
     return x[:0] if x is first else x

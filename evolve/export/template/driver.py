@@ -1,4 +1,4 @@
-"""Launches through CUDA's driver by ctypes: it comes with the GPU, so no package is needed beside PyTorch.
+"""Launches through CUDA's driver by ctypes. The driver comes with the GPU, so no package other than PyTorch is needed.
 
 Values that do not change between calls, such as grids and numbers, are written into memory once. A call writes
 addresses and calls the driver with four arguments for each launch.
@@ -31,8 +31,9 @@ OWN_VERSION = Path("/sys/module/nvidia/version")
 DEFAULT_SHARED_BYTES = 48 * 1024
 STATIC_SHARED, MOST_SHARED = 1, 8  # attributes of functions: CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, ...MAX_DYNAMIC...
 COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-NO_CONTEXT = (201, 400)  # this thread has no context, or that of another GPU
-OTHER_CUBIN = (200, 209, 218, 222)  # of another architecture or version than this driver takes
+NO_CONTEXT = (201, 400)  # this thread has no context, or the context of another GPU
+# the cubin is for another architecture, or for a CUDA version that the driver does not accept
+OTHER_CUBIN = (200, 209, 218, 222)
 LOADS_SINCE = 12030  # version of CUDA since which modules can be loaded during a capture
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 NEEDED = ("cuLaunchKernelEx", "cuThreadExchangeStreamCaptureMode")  # functions that old drivers lack
@@ -91,10 +92,10 @@ class Block:
         numbers = sum(len(launch.args) for launch in launches)
         self.memory = ctypes.create_string_buffer(ADDRESS.size * (len(self.names) + numbers + 1))
         self.pack = struct.Struct(f"<{len(self.names)}Q").pack_into
-        self.maps: list[tuple[int, EncodedMap]] = []  # with the place of the tensor in `names`
-        self._numbers: dict[tuple[int, int], Any] = {}  # by launch and position
+        self.maps: list[tuple[int, EncodedMap]] = []  # each map with the place of its tensor in `names`
+        self._numbers: dict[tuple[int, int], Any] = {}  # key: launch and position
         at = ADDRESS.size * len(self.names)
-        self.arguments = []  # for each launch an array with the address of each argument
+        self.arguments = []  # for each launch, an array with the address of each argument
         for launch, each in zip(launches, sizes, strict=True):
             start = ctypes.addressof(self.memory)
             places = []
@@ -115,7 +116,7 @@ class Block:
 
     def set(self, launch: int, position: int, value: float) -> None:
         """Set a number among the arguments of the plan's launch of this index."""
-        if (launch, position) in self._numbers:  # a launch with an empty grid is left out
+        if (launch, position) in self._numbers:  # a launch with an empty grid is left out and has no numbers
             self._numbers[launch, position].value = value
 
     def point(self, addresses: Sequence[int]) -> None:
@@ -138,8 +139,8 @@ class Program:
         for launch, function in zip(self.launches, self.functions, strict=True):
             if launch.cooperative:
                 _check_residency(launch, function, sms)
-        # Not of a PyDLL, which keeps Python's lock and saves 0.05 us: a launch waits while the GPU's queue is full, and
-        # the queue may hold a function of Python.
+        # A CDLL, although a PyDLL, which keeps Python's lock, saves 0.05 us: a launch waits while the GPU's queue is
+        # full, and the queue may hold a Python function that needs the lock.
         self.call = driver().cuLaunchKernelEx
         self._arrange()
 
@@ -157,8 +158,9 @@ class Program:
     def arguments(self) -> tuple[Any, ...]:
         """Return the places of the addresses of `block.names`, and the arguments of `call` for each launch.
 
-        These are all configurations, in which a call sets the stream, then the references to them, then the arguments.
-        Functions that set the addresses of tensor maps follow, in the order of `block.maps`.
+        The arguments are all configurations, in which a call sets the stream, then the references to the
+        configurations, then the arguments of the launches. Functions that set the addresses of tensor maps follow, in
+        the order of `block.maps`.
         """
         places = (ctypes.c_uint64 * len(self.block.names)).from_buffer(self.block.memory)
         pointing = [encoded.point for _, encoded in self.block.maps]
@@ -176,14 +178,17 @@ class Program:
 
     def call_again(self, code: int, reference: Any, function: Any, arguments: Any, device: int) -> None:
         """Repeat a call that returned this code, if the cause can be removed. Raise a DriverError otherwise."""
-        if code in NO_CONTEXT:  # a new thread: PyTorch sets its context at the first call that needs it
+        if code in NO_CONTEXT:  # a new thread: PyTorch sets the thread's context at the first call that needs it
             use_context(device)
             code = self.call(reference, function, arguments, None)
         checked(code, "a kernel cannot be launched")
 
 
 def program(bound: Bound, images: Iterable[bytes], sms: int) -> Program:
-    """Load the first of these cubins that the driver accepts. It may refuse those of another version of CUDA."""
+    """Load the first of these cubins that the driver accepts.
+
+    The driver may refuse cubins of another version of CUDA.
+    """
     refused: DriverError | None = None
     for image in images:
         try:
@@ -202,7 +207,7 @@ def use_context(device: int) -> None:
 
 @cache
 def _primary_context(device: int) -> ctypes.c_void_p:
-    """Return the context. It is never released, because it would be destroyed while PyTorch does not hold it yet."""
+    """Return the context. It is never released: the release would destroy it if PyTorch does not hold it yet."""
     context, gpu = ctypes.c_void_p(), ctypes.c_int()
     checked(driver().cuDeviceGet(ctypes.byref(gpu), device), "the GPU cannot be used")
     checked(driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), gpu), "the GPU cannot be used")
@@ -217,7 +222,7 @@ def despite_captures() -> Iterator[None]:
     try:
         yield
     finally:
-        driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))  # it holds the previous mode
+        driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))  # `mode` now holds the previous mode
 
 
 @cache
@@ -258,11 +263,11 @@ class Module:
     def __init__(self, image: bytes) -> None:
         self._handle = ctypes.c_void_p()
         checked(driver().cuModuleLoadData(ctypes.byref(self._handle), image), "a cubin cannot be loaded")
-        self._shared: dict[str, int] = {}  # bytes that each entry is allowed
+        self._shared: dict[str, int] = {}  # bytes of shared memory that each entry may have
         self._lock = threading.Lock()
 
     def function(self, entry: str, shared: int) -> ctypes.c_void_p:
-        """Return a kernel that may be launched with so much dynamic shared memory, or as much as earlier requests."""
+        """Return a kernel that may be launched with this much dynamic shared memory, or as much as requested earlier."""
         function, static = ctypes.c_void_p(), ctypes.c_int()
         found = driver().cuModuleGetFunction(ctypes.byref(function), self._handle, entry.encode())
         checked(found, f"`{entry}` is not in the cubin")
@@ -276,7 +281,7 @@ class Module:
         return function
 
 
-_modules: dict[tuple[int, bytes], Module] = {}  # by context and digest
+_modules: dict[tuple[int, bytes], Module] = {}  # key: context and digest
 _loading = threading.Lock()
 
 
@@ -321,7 +326,7 @@ def _tensors(value: Value) -> tuple[str, ...]:
 
 
 def _number(value: float, size: int) -> Any:
-    """Return the type of a number; an unsigned one has the same bytes as the signed one that it wraps to."""
+    """Return the type of a number. An unsigned number has the same bytes as the signed number to which it wraps."""
     if isinstance(value, float):
         return ctypes.c_float if size == 4 else ctypes.c_double
     return ctypes.c_int32 if size == 4 else ctypes.c_int64

@@ -11,7 +11,7 @@ from reference_ops.op import Op, TensorSpec, Workload
 from reference_ops.precision import TORCH_DTYPES
 
 Shape = tuple[int, ...]
-LEADING = (2, 3)  # leading dims with which an op is tried
+LEADING = (2, 3)  # leading dims with which an op is tried out
 MOST_RANK = 2  # tensors of more dims, such as images, are never folded
 
 
@@ -21,10 +21,10 @@ class Folds:
 
     inputs: tuple[Shape, ...]
     dim: str
-    leading: Shape | None  # None: the inputs have the op's own ranks
+    leading: Shape | None  # None if the inputs have the op's own ranks
 
     def unfolded(self, spec: TensorSpec, shape: Shape) -> Shape:
-        """Return the shape of an output as the caller gets it."""
+        """Return the shape in which the caller gets an output."""
         if self.leading is None or spec.dims[:1] != (self.dim,):
             return shape
         return (*self.leading, *shape[1:])
@@ -41,7 +41,7 @@ def folds(op: Op, shapes: Sequence[Shape]) -> Folds:
             leading.add(tuple(shape[: extra + 1]))
             inputs.append(folded(shape, len(spec.dims)))
         elif extra:
-            raise NoKernelError(f"`{spec.name}` has {len(shape)} dims, the kernels take {len(spec.dims)}")
+            raise NoKernelError(f"`{spec.name}` has {len(shape)} dims, the kernels accept {len(spec.dims)}")
         else:
             inputs.append(tuple(shape))
     if len(leading) > 1:
@@ -60,13 +60,14 @@ def as_kernel_reads(x: torch.Tensor, shape: Shape) -> torch.Tensor:
     """Return the tensor in this shape, contiguous and aligned. It is copied only if necessary."""
     if x.shape != shape:
         x = x.reshape(shape)
-    if not x.is_contiguous() or x.is_neg():  # an imaginary part may be marked as negated; no kernel reads complex ones
+    # an imaginary part may be marked as negated; no kernel reads complex tensors
+    if not x.is_contiguous() or x.is_neg():
         x = x.contiguous().resolve_neg()
     return x.clone() if x.data_ptr() % ALIGNMENT else x
 
 
 def takes_more_dims(op: Op) -> bool:
-    """Return whether PyTorch treats leading dims as rows, which a small call on the CPU shows."""
+    """Return whether PyTorch treats leading dims as rows, as found by a small call on the CPU."""
     dim, small = _folded_dim(op), op.emulated[0]
     later = {name for spec in (*op.inputs, *op.outputs) for name in spec.dims[1:]}
     if not op.by_rows or dim not in dict(small.dims) or dim in later:
@@ -91,7 +92,7 @@ def _folded_dim(op: Op) -> str:
 
 
 def _split(op: Op, spec: TensorSpec, rows: Workload) -> Shape:
-    """Return the shape of a tensor if the op's folded dim is split in two."""
+    """Return the shape of a tensor after the op's folded dim is split in two."""
     shape = op.shape(spec, rows)
     return (*LEADING, *shape[1:]) if spec.dims[:1] == (_folded_dim(op),) else shape
 

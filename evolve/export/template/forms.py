@@ -1,8 +1,8 @@
 """Forms: translate calls with PyTorch's signatures into calls of ops, and list the layers that make such calls.
 
-A form has a function with PyTorch's own arguments. It returns the call of an op, or says why no op computes the result.
-Tensors are given as views: their leading dims beyond those of the op are folded into the op's first dim, and copies
-are made only once a kernel is chosen.
+A form has a function with PyTorch's own arguments. The function returns the call of an op, or the reason why no op
+computes the result. Tensors are given as views: their leading dims beyond those of the op are folded into the op's
+first dim, and copies are made only once a kernel is chosen.
 """
 
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from reference_ops.op import Number
 
-CALL_US, BYTES_PER_US = 8.0, 1e6  # time of a call that adds or copies, and bandwidth of a slow GPU
+CALL_US, BYTES_PER_US = 8.0, 1e6  # time of a call that adds or copies, and the bandwidth of a slow GPU
 INTEGER = str(int)
-CHANNELS_LAST = "the channels lie last in memory, and the kernels of this function do not leave them there"
+CHANNELS_LAST = "the channels are last in memory, and the results of this function's kernels have another layout"
 Arguments = tuple[Any, ...]
 RECURRENT = ("lstm", "gru", "rnn_tanh", "lstm_cell", "gru_cell")  # functions that layers call after making states
 LOW, FLOAT32, NOTHING = "low", "float32", "nothing"  # how autocast changes a function's tensors on a GPU
@@ -34,16 +34,18 @@ class Call(NamedTuple):
     views: tuple[Tensor, ...]
     parameters: Mapping[str, Number]
     finish: Callable[[tuple[Tensor, ...]], Any]
-    after_bytes: int = 0  # of results that `finish` copies or adds to; the kernel must save more than that takes
+    # bytes of results that `finish` copies or adds to; the kernel must save more time than that takes
+    after_bytes: int = 0
     changes: bool = False  # whether `finish` changes tensors of the caller, such as running statistics
-    # A tensor of the caller, its replacement among the views, and the function that makes the replacement, if it has
-    # other gradients.
+    # A tensor of the caller, its replacement among the views, and the function that creates the replacement, if the
+    # gradients differ.
     replaced: tuple[Tensor, Tensor, Callable[[Tensor], Tensor]] | None = None
 
 
-# Arguments of calls of which another one is composed. The generator is sent each result, and returns its own.
+# Arguments of the calls of which another call is composed. The generator is sent the result of each, and returns the
+# result of the composed call.
 Parts = Generator[tuple[Any, ...], Any, Any]
-Lowered = Call | list[Call] | str  # calls in order of preference, or why there is none
+Lowered = Call | list[Call] | str  # calls in order of preference, or the reason why there is none
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,11 @@ class Form:
     ops: tuple[str, ...]
     lower: Callable[..., Lowered]
     pytorch: Callable[..., Any]
-    autocast: str = ""  # LOW, FLOAT32 or NOTHING; empty if unknown: PyTorch runs under autocast
+    autocast: str = ""  # LOW, FLOAT32 or NOTHING; empty if unknown: then PyTorch runs under autocast
     same: tuple[Callable[..., Any], ...] = ()  # functions of torch that take the same arguments
     result: str = "Tensor"  # type of the result
-    own: bool = False  # of an op that PyTorch lacks
-    parts: Callable[..., Parts | None] | None = None  # the calls of this function of which a call is composed
+    own: bool = False  # whether PyTorch lacks the op
+    parts: Callable[..., Parts | None] | None = None  # returns the calls of this function of which a call is composed
 
     def autocast_to(self, device_type: str) -> torch.dtype | None:
         """Return the dtype that autocast gives to arguments: float64 if it changes none, None if it is unknown."""
@@ -72,7 +74,7 @@ class Form:
 class Scalars(NamedTuple):
     """The arguments of a form that are not tensors."""
 
-    names: tuple[str, ...]  # of all its arguments
+    names: tuple[str, ...]  # names of all arguments of the form
     flags: frozenset[str]
     others: Mapping[str, str]  # the types of numbers and other arguments
 
@@ -80,12 +82,12 @@ class Scalars(NamedTuple):
     def of(cls, lower: Callable[..., Any]) -> "Scalars":
         kinds = {name: kind for name, kind in getattr(lower, "__annotations__", {}).items() if name != "return"}
         flags = frozenset(name for name, kind in kinds.items() if kind is bool)
-        # As text, because a graph that is being traced cannot make text of a type.
+        # The types are text, because a graph that is being traced cannot convert a type to text.
         others = {name: str(kind) for name, kind in kinds.items() if kind is not Any and "Tensor" not in str(kind)}
         return cls(tuple(kinds), flags, others)
 
     def fault(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> str:
-        """Return why PyTorch refuses an argument, or why a call's key lacks it; empty if neither holds."""
+        """Return the reason why PyTorch refuses an argument or a call's key lacks it; empty if there is none."""
         for name, value in (*zip(self.names, arguments, strict=False), *named.items()):
             if name in self.flags and type(value) is not bool:
                 return f"`{name}` is neither True nor False"
@@ -95,7 +97,7 @@ class Scalars(NamedTuple):
 
 
 def _misfit(name: str, taken: str, value: Any) -> str:
-    """Return the type of an argument that should be of another type; empty if it fits, as far as known."""
+    """Return the type of an argument that should be of another type; empty if it fits or cannot be checked."""
     if isinstance(value, Tensor):
         return "a tensor"
     if value is None and "None" not in taken:
@@ -161,7 +163,7 @@ def has_channels_last(*tensors: Tensor) -> bool:
 
 
 def as_sizes(value: int | Sequence[int], count: int) -> tuple[int, ...]:
-    """Return one number per dim, as PyTorch reads `kernel_size=3`."""
+    """Return one number per dim, as PyTorch interprets `kernel_size=3`."""
     sizes = (value,) if isinstance(value, int) else tuple(value)
     return sizes * count if len(sizes) == 1 else sizes
 
@@ -205,7 +207,7 @@ def floating(*tensors: Tensor | None) -> bool:
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
-    """Return arguments with all tensors of up to 32 bits in another dtype, as autocast makes them."""
+    """Return arguments with all tensors of up to 32 bits converted to another dtype, as autocast does."""
     if isinstance(value, Tensor):
         return value.to(dtype) if value.is_floating_point() and value.dtype != torch.float64 else value
     if isinstance(value, tuple | list):
@@ -225,7 +227,7 @@ class Layer:
     kind: type[nn.Module]
     function: str
     rest: Callable[[Any], Arguments]
-    takes: Callable[[Any], str] = lambda _: ""  # why a layer cannot be exchanged; empty if it can
+    takes: Callable[[Any], str] = lambda _: ""  # the reason why a layer cannot be exchanged; empty if it can
 
     @property
     def is_pure(self) -> bool:
@@ -250,7 +252,7 @@ def _average(layer: Any) -> Arguments:
 
 
 def tracked(layer: Any) -> str:
-    """Return why the functional batch norm does not compute the same as a layer; empty if it does."""
+    """Return the reason why the functional batch norm differs from a layer; empty if it does not."""
     plain = layer.track_running_stats and layer.affine and layer.momentum is not None
     return "" if plain else "it has no running statistics, weights or momentum"
 

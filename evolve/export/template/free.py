@@ -1,4 +1,4 @@
-"""Free parameters: those whose value a kernel takes at each launch, so that one compiled kernel serves every value.
+"""Free parameters, which are passed to a kernel at each launch, so that one compiled kernel serves all values.
 
 A parameter is free unless a size or a part of the plan depends on it, such as `k` of topk or a specialised `width`.
 """
@@ -19,7 +19,7 @@ NAME = re.compile(r"[A-Za-z_]\w*")
 class Slot:
     """An argument of a launch that is set to a parameter's value at each call."""
 
-    launch: int  # its index in the plan
+    launch: int  # index of the launch in the plan
     position: int
     parameter: str
 
@@ -56,7 +56,7 @@ def free_for_sizes(op: Op) -> frozenset[str]:
 
 
 def free_for_kernel(op: Op, kernel: Kernel) -> frozenset[str]:
-    """Return the parameters that a kernel only takes as arguments of its launches."""
+    """Return the parameters that a kernel uses only as arguments of its launches."""
     return free_for_sizes(op) - set(_names_in_expressions(kernel.plan))
 
 

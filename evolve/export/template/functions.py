@@ -46,12 +46,12 @@ class Attempt:
 
     result: Any
     call: Call | None = None
-    place: int = 0  # of the op's call among those that the function's call may be lowered to
+    place: int = 0  # place of the op's call among those to which the function's call may be lowered
     decision: Decision | None = None
     outputs: tuple[Tensor, ...] = ()
-    is_whole: bool = True  # not composed of other calls
-    is_slow: bool = False  # PyTorch runs because the host launches the kernel too slowly
-    given: tuple[Tensor, ...] = ()  # the tensors of the call as autocast makes them
+    is_whole: bool = True  # whether the call is not composed of other calls
+    is_slow: bool = False  # PyTorch runs because launching the kernel takes the host too long
+    given: tuple[Tensor, ...] = ()  # the tensors of the call after autocast
 
 
 def unplanned(*_tensors: Tensor) -> Any:
@@ -66,12 +66,13 @@ class Function:
         self.form = form
         self._known = primitives
         self._registry = registry
-        # A function that has only a name: PyTorch 2.11 traces no constant function of other objects.
+        # A function that refers only to a name: PyTorch 2.11 cannot trace constant functions that refer to other
+        # objects.
         self._defined = _constant(lambda name: registry is not None and registry.define(name))
         self._scalars = Scalars.of(form.lower)
         self.primitives = {name: primitives[name] for name in form.ops if name in primitives}
         self._plans: dict[Key | None, Run] = {}
-        self._decided: dict[Key | None, tuple[int, Run]] = {}  # of calls that have no plan
+        self._decided: dict[Key | None, tuple[int, Run]] = {}  # decisions for calls that have no plan
         self._kinds = Kinds()
         self._of_shapes, self._pytorch = self._kinds.known, form.pytorch
         self.recall = self._kinds.recall  # as `attempt`; returns None for a call of a kind that was not seen before
@@ -101,7 +102,7 @@ class Function:
         return self._pytorch(*arguments, **named) if result is ELSEWHERE else result
 
     def attempt(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """Return the result by a kernel, or ELSEWHERE if PyTorch must run."""
+        """Return the result of a kernel, or ELSEWHERE if PyTorch must run."""
         result = self.recall(arguments, named)
         return self._attempt(arguments, named) if result is None else result
 
@@ -127,7 +128,8 @@ class Function:
                 self._decided[key] = found.place, self._launch(found.call, found.decision, found.outputs)
         if not repeats or found.result is ELSEWHERE:
             return found.result
-        # A checkpoint makes the call again, as one that was seen before, and compares the shapes of the saved tensors.
+        # A checkpoint makes the call again, which is then a repeated call, and compares the shapes of the saved
+        # tensors.
         return self._attempt(arguments, named) if key in self._plans else self._attempted(arguments, named).result
 
     def _can_repeat(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
@@ -138,7 +140,10 @@ class Function:
     def _attempted(
         self, arguments: tuple[Any, ...], named: Mapping[str, Any], decided: tuple[int, Run] | None = None
     ) -> Attempt:
-        """Return the outcome of a call, by the decision that was `decided` for another call of its key, if given."""
+        """Return the outcome of a call.
+
+        `decided` is the decision for another call with the same key, if there is one.
+        """
         if decided is None and any(map(overrides, (*arguments, *named.values()))):
             return Attempt(ELSEWHERE)
         given = self._as_cast(arguments, named)
@@ -165,7 +170,7 @@ class Function:
         return Attempt(call.finish(outputs), call, place, decision, outputs, given=every)
 
     def _launch(self, call: Call, decision: Decision, outputs: tuple[Tensor, ...]) -> Run:
-        """Return a function that repeats the outputs of a call for the views of another call of the same key."""
+        """Return a function that computes a call's outputs for the views of another call with the same key."""
         primitive = self.primitives[call.op]
         reads = tuple(starmap(Reading, zip(call.views, decision.inputs, strict=True)))
         made = Made(reads, outputs, outputs, call.parameters)
@@ -176,7 +181,8 @@ class Function:
         """Return the plan of a call that was just made."""
         call, decision = found.call, found.decision
         if found.result is ELSEWHERE and found.is_whole:
-            return self._pytorch_unless_captured if found.is_slow else by_pytorch  # host time is not captured
+            # a captured graph does not count the host's time
+            return self._pytorch_unless_captured if found.is_slow else by_pytorch
         if call is None or decision is None or not decision.ready:
             return unplanned
         if call.changes or not COUNTERS.isdisjoint(call.parameters):
@@ -229,9 +235,9 @@ class Function:
     def traced(
         self, arguments: tuple[Any, ...], named: Mapping[str, Any], told: Callable[[str], None] | None = None
     ) -> Any:
-        """Return the result in a graph that is being traced: by opaque ops where a kernel wins, or else by PyTorch.
+        """Return the result in a graph that is being traced: from opaque ops where a kernel wins, or else from PyTorch.
 
-        `told` gets the reason why PyTorch runs, or an empty string.
+        `told` is called with the reason why PyTorch runs, or with an empty string.
         """
         registry = self._registry
         calls: list[Call] | str = self._lowered(arguments, named) if registry else NOT_EXPORTED
@@ -246,7 +252,7 @@ class Function:
         return self.form.pytorch(*arguments, **named)
 
     def explain(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Explanation:
-        """Return the kernel that a call would run, if any, and why."""
+        """Return the kernel that a call would run, if any, and the reason."""
         if any(map(overrides, (*arguments, *named.values()))):
             return Explanation(self.form.name, "", "an argument overrides PyTorch's functions")
         calls = self._lowered(arguments, named)
@@ -266,12 +272,12 @@ class Function:
         return Explanation(self.form.name, "", "; ".join(dict.fromkeys(reasons)))
 
     def _lowered(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> list[Call] | str:
-        """Return the calls of ops that compute a call, or why PyTorch must run."""
+        """Return the calls of ops that compute a call, or the reason why PyTorch must run."""
         given = self._as_cast(arguments, named)
         return given if isinstance(given, str) else self._lowered_as(*given)
 
     def _lowered_as(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> list[Call] | str:
-        """Arguments are those that autocast makes of them."""
+        """Return the calls of ops for arguments that autocast has already cast."""
         if fault := self._scalars.fault(arguments, named):
             return fault
         try:
@@ -283,7 +289,7 @@ class Function:
         return [found] if isinstance(found, Call) else found
 
     def _as_cast(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Given | str:
-        """Return the arguments that autocast makes of these, or say that they are not known."""
+        """Return the arguments after autocast, or say that they are not known."""
         if not torch.is_autocast_enabled(self._device_type):
             return arguments, named
         to = self.form.autocast_to(self._device_type)
@@ -300,14 +306,14 @@ def _launched(primitive: Primitive, decision: Decision, parameters: Mapping[str,
 
 def _foreign(value: Any) -> bool:
     """Return whether an argument is another framework's array."""
-    # A variable that fx traces has every attribute; its type has only the real ones.
+    # A variable that fx traces has every attribute; its type has only the defined ones.
     return not isinstance(value, Tensor) and hasattr(type(value), "__dlpack__")
 
 
 def _called_with_arrays(function: Callable[..., Any], arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-    """Call a function with arrays of other frameworks, such as CuPy, and return arrays of the first one's kind.
+    """Call a function with arrays of other frameworks, such as CuPy, and return arrays of the first argument's kind.
 
-    Nothing is copied. Both frameworks wait for each other's current streams, as DLPack specifies.
+    Nothing is copied. Each framework waits for the other's current stream, as DLPack specifies.
     """
     back = arguments[0].__array_namespace__().from_dlpack
     given = [_mapped(value, _foreign, from_dlpack) for value in arguments]
@@ -322,14 +328,16 @@ def _mapped(value: Any, chosen: Callable[[Any], bool], function: Callable[[Any],
         return function(value)
     if not isinstance(value, tuple | list):
         return value
-    made = getattr(type(value), "_make", type(value))  # a named tuple takes its values one by one
+    # the constructor of a named tuple takes its values as separate arguments
+    made = getattr(type(value), "_make", type(value))
     return made([_mapped(one, chosen, function) for one in value])
 
 
 def _constant(function: Callable[..., bool]) -> Callable[..., bool]:
-    """Mark a function that is called while a graph is traced, whose result is a constant of the graph.
+    """Mark a function that is called while a graph is traced, and whose result is a constant of the graph.
 
-    This replaces `torch.compiler.assume_constant_result`, whose import of the compiler takes half of PyTorch's own.
+    This replaces `torch.compiler.assume_constant_result`, which imports the compiler, and thus takes half as long as
+    importing PyTorch.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
     return function
@@ -353,7 +361,7 @@ def own(op: Op, primitive: Primitive) -> Form:
         views, parameters = split(arguments, named)
         ranks = [x.dim() == len(spec.dims) for spec, x in zip(op.inputs, views, strict=True)]
         if not all(ranks) and not takes_more_dims():
-            return f"PyTorch does something else with other dims than those of {op.name}"
+            return f"with other dims than those of {op.name}, PyTorch computes something else"
         return Call(op.name, views, parameters, whole)
 
     def pytorch(*arguments: Any, **named: Any) -> Any:
@@ -364,7 +372,7 @@ def own(op: Op, primitive: Primitive) -> Form:
 
 
 class Functions(Mapping[str, Function]):
-    """The functions of a package by name: these forms, and one for each other op. Each is made on first access.
+    """The functions of a package by name: these forms, and one for each other op. Each is created on first access.
 
     With a namespace, graphs of torch.compile use ops that are registered under it.
     """

@@ -29,7 +29,7 @@ AXES = {1: ("l",), 2: ("h", "w"), 3: ("d", "h", "w")}
 
 
 def _steps(*given: Sizes | str, rank: int) -> tuple[int, ...] | None:
-    """Return for each argument the number that all dims share; None if a number is missing."""
+    """Return, for each argument, the number that all dims share; None if a number is missing."""
     found = [0 if one == "valid" else None if isinstance(one, str) else single(one, rank) for one in given]
     return None if None in found else tuple(value for value in found if value is not None)
 
@@ -50,7 +50,7 @@ def conv1d(
     if input.dim() == 3 and groups == input.shape[1] != 1:
         return _of_each_channel(input, weight, bias, *steps)
     if input.dim() != 3 or bias is not None or groups != 1:
-        return "the kernels take a batch, no bias and no groups"
+        return "the kernels accept a batch, no bias and no groups"
     return Call("conv1d", (input, weight), dict(zip(("stride", "padding", "dilation"), steps, strict=True)), first)
 
 
@@ -62,7 +62,7 @@ def _of_each_channel(
         return "the kernels of each channel have stride 1 and a filter for each channel"
     before, length = (weight.shape[2] - 1) * dilation, x.shape[2]
     if padding not in {0, before} or length <= before:
-        return "the kernels of each channel are padded by all that lies before, or not at all"
+        return "the kernels of each channel need a padding of (length of the filter - 1) * dilation, or none"
     call = _causal(x, weight, bias, dilation)
     kept = length + before if padding else length - before
     moved = x.shape[0] * x.shape[1] * kept * x.element_size()
@@ -70,7 +70,7 @@ def _of_each_channel(
         return call._replace(finish=lambda outputs: outputs[0][..., before:].contiguous(), after_bytes=moved)
 
     def finish(outputs: tuple[Tensor, ...]) -> Tensor:
-        # The last positions read beyond the end, where values are zero.
+        # The windows of the last positions extend beyond the end, where values are zero.
         beyond = functional.pad(x[..., length - before :], (0, before))
         last = functional.conv1d(beyond, weight, bias, dilation=dilation, groups=x.shape[1])
         return torch.cat((outputs[0], last), 2)
@@ -94,13 +94,13 @@ def causal_conv1d(
     dilation: int,
     groups: int,
 ) -> Lowered:
-    """The convolution of each channel that is padded at both ends, and of which the first positions are kept."""
+    """The convolution of each channel, padded at both ends, of which only the first positions are kept."""
     before = (weight.shape[-1] - 1) * dilation
     if input.dim() != 3 or stride != 1 or weight.shape[:2] != (input.shape[1], 1) or groups != input.shape[1]:
         return "the kernels of each channel have stride 1 and a filter for each channel"
     length = input.shape[2]
     if padding != before or (kept if kept >= 0 else length + before + kept) != length:
-        return "the positions that are kept do not see their past alone"
+        return "the positions that are kept depend on later positions"
     return _causal(input, weight, bias, dilation)
 
 
@@ -138,7 +138,7 @@ def conv2d(
         return Call("depthwise_conv2d", (input, weight, bias), at, first)
     if bias is None and dilation == 1:
         return Call("grouped_conv2d", (input, weight), {**at, "groups": groups}, first)
-    return "no kernel takes this bias with these groups and dilation"
+    return "no kernel accepts this bias with these groups and dilation"
 
 
 def _conv2d_channels_last(x: Tensor, weight: Tensor, bias: Tensor | None, at: dict[str, int]) -> Lowered:
@@ -175,7 +175,7 @@ def conv3d(
     if steps is None:
         return UNEQUAL
     if input.dim() != 5 or bias is not None or groups != 1 or steps[2] != 1:
-        return "the kernels take a batch, no bias, no groups and no dilation"
+        return "the kernels accept a batch, no bias, no groups and no dilation"
     if has_channels_last(input, weight):
         return CHANNELS_LAST
     return Call("conv3d", (input, weight), {"stride": steps[0], "padding": steps[1]}, first)
@@ -197,7 +197,7 @@ def _transposed(rank: int) -> Callable[..., Lowered]:
         if steps is None:
             return UNEQUAL
         if input.dim() != rank + 2 or bias is not None or groups != 1 or steps[3] != 1:
-            return "the kernels take a batch, no bias, no groups and no dilation"
+            return "the kernels accept a batch, no bias, no groups and no dilation"
         if has_channels_last(input, weight):
             return CHANNELS_LAST
         parameters = dict(zip(("stride", "padding", "output_padding"), steps[:3], strict=True))
@@ -218,7 +218,7 @@ def _avg_pool(rank: int) -> Callable[..., Lowered]:
     ) -> Lowered:
         """The mean of each window."""
         if ceil_mode or not count_include_pad or divisor_override is not None:
-            return "the kernels count the padding and round sizes down"
+            return "the kernels include the padding in the mean and round sizes down"
         return _pooled(f"avg_pool{rank}d", rank, input, (kernel_size, stride, padding), first)
 
     return lower
@@ -258,7 +258,7 @@ def _pooled(op: str, rank: int, input: Tensor, window: tuple[Any, Any, Any], fin
 
 def _adaptive(rank: int) -> Callable[..., Lowered]:
     def lower(input: Tensor, output_size: Sizes) -> Lowered:
-        """Means of windows, as many as `output_size` says."""
+        """Means of windows, whose number is given by `output_size`."""
         if input.dim() != rank + 2:
             return NOT_A_BATCH
         if has_channels_last(input):
@@ -284,9 +284,9 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Lowered:
-    """Resized images: each pixel is taken from the nearest one (`nearest`) or from four (`bilinear`)."""
+    """Resized images: each pixel is computed from the nearest pixel (`nearest`) or from four pixels (`bilinear`)."""
     if input.dim() != 4 or not _is_off(align_corners) or antialias or recompute_scale_factor:
-        return "the kernels take images, without align_corners and antialias"
+        return "the kernels accept images, without align_corners and antialias"
     if (size is not None and scale_factor is not None) or (mode == "nearest" and align_corners is not None):
         return "both a size and a factor are given, or align_corners with `nearest`"
     if has_channels_last(input):
@@ -297,7 +297,7 @@ def interpolate(
         oh, ow = as_sizes(size, 2)
         return Call("upsample_bilinear", (input,), {"oh": oh, "ow": ow}, first)
     if mode != "nearest":
-        return "the kernels take a size with `bilinear`, or whole factors with `nearest`"
+        return "the kernels accept a size with `bilinear`, or whole factors with `nearest`"
     factor = _factor(input, size, scale_factor)
     if factor is None:
         return "the factor is not a whole number, or differs between the dims"
@@ -305,7 +305,10 @@ def interpolate(
 
 
 def _are_too_few(sizes: Sizes, rank: int) -> bool:
-    """Return whether this is a sequence of fewer sizes than dims, which windows may have, but not results."""
+    """Return whether this is a sequence of fewer sizes than dims.
+
+    PyTorch allows that for windows, but not for results.
+    """
     return isinstance(sizes, Sequence) and len(sizes) < rank
 
 

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from evolve.export.template.forms import FLOAT32, Call, Form, Lowered
 
-NOT_MEAN = "the kernels compute means"
+NOT_MEAN = "the kernels compute means only"
 OLD = "`size_average` and `reduce` are PyTorch's"
 
 
@@ -40,7 +40,7 @@ def huber_loss(
 ) -> Lowered:
     """The mean of a loss that is quadratic up to a difference of `delta`, and linear beyond."""
     if weight is not None:
-        return "the kernels take no weight"
+        return "the kernels accept no weight"
     return _mean("huber", input, target, reduction, delta=float(delta))
 
 
@@ -73,13 +73,16 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Lowered:
-    """The cross entropy of logits and target classes; classes are in the second dim, or in the only one."""
+    """The cross entropy of logits and target classes.
+
+    Classes are in the second dim, or in the first if there is no other.
+    """
     if size_average is not None or reduce is not None:
         return OLD
     if reduction != "mean":
         return NOT_MEAN
     if weight is not None:
-        return "the kernels take no class weights"
+        return "the kernels accept no class weights"
     if target.dtype != torch.int64 or not input.dim() or target.dim() != input.dim() - 1:
         return "the targets are not class indices"
     views = (input if input.dim() <= 2 else input.movedim(1, -1), target)
@@ -101,7 +104,7 @@ def ctc_loss(
         return "the kernels have blank=0, zero_infinity=False"
     lengths = (input_lengths, target_lengths)
     if not all(isinstance(x, Tensor) and x.dtype == torch.int64 and x.device == log_probs.device for x in lengths):
-        return "the lengths are not int64 tensors beside the logits"
+        return "the lengths are not int64 tensors on the logits' device"
     if log_probs.dim() != 3 or targets.dim() != 2 or targets.dtype != torch.int64:
         return "the targets are not padded"
 

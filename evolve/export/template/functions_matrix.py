@@ -39,7 +39,7 @@ def matmul(input: Tensor, other: Tensor) -> Lowered:
 
 def _by_matrix(input: Tensor, other: Tensor) -> Lowered:
     calls = [Call("gemm", (input, other), {}, first)]
-    # A transposed weight, as in `x @ weight.T`, has the layout that another op takes.
+    # A transposed weight, as in `x @ weight.T`, has the layout of another op's weight.
     transposed = not other.is_contiguous() and other.mT.is_contiguous()
     return [Call("skinny_gemm", (input, other.mT), {}, first), *calls] if transposed else calls
 
@@ -77,11 +77,11 @@ def scaled_dot_product_attention(
 ) -> Lowered:
     """Softmax of scaled products of queries and keys, times values."""
     if attn_mask is not None or dropout_p:
-        return "the kernels take no mask and have no dropout"
+        return "the kernels accept no mask and have no dropout"
     if query.dim() != 4 or key.dim() != 4 or key.shape[:-1] != value.shape[:-1] or value.shape[-1] != query.shape[-1]:
-        return "the kernels take heads of one size in four dims"
+        return "the kernels accept heads of one size in four dims"
     if scale is not None and scale != query.shape[-1] ** -0.5:
-        return "the kernels scale by the root of the heads' size"
+        return "the kernels divide by the square root of the head size"
     views = (query, key, value)
     # Where heads follow their positions in memory, as projections leave them, the result has that layout, too, because
     # models view it.
@@ -114,17 +114,18 @@ def embedding(
     if input.dtype != torch.int64:
         return "the indices are not int64"
     if padding_idx is not None and not -weight.shape[0] <= padding_idx < weight.shape[0]:
-        return "there is no such row of padding"
+        return "the weight has no row `padding_idx`"
     if padding_idx is None or not (weight.requires_grad and torch.is_grad_enabled()):
         return Call("embedding", (weight, input), {}, first)
     apply: Any = _Padded.apply
     padded, make = apply(weight, padding_idx), partial(_padded, padding=padding_idx)
-    # The row of the gradient takes one more launch.
+    # Clearing the row of the gradient takes one more launch.
     return Call("embedding", (padded, input), {}, first, 1, replaced=(weight, padded, make))
 
 
 def _padded(weight: Tensor, *, padding: int) -> Tensor:
-    # The work of the class method `apply`, without its search for transforms of torch.func, which was done before.
+    # This does the work of the class method `apply` without its search for transforms of torch.func, which was done
+    # before.
     kind: Any = _Padded
     found: Tensor = super(torch.autograd.Function, kind).apply(weight, padding)
     return found
@@ -181,7 +182,7 @@ def rope(cos: Tensor, sin: Tensor, x: Tensor, *, half: int | None) -> Lowered:
 def rotary_embedding(cos: Tensor, sin: Tensor, x: Tensor, *, half: int | None) -> Call | str:
     """A tensor times cosines plus its rotated halves times sines; heads share the angles of a token."""
     if x.dim() < 3 or x.shape[-1] % 2 or half not in {None, x.shape[-1] // 2}:
-        return "the tensor is not of heads with two halves"
+        return "the tensor does not consist of heads with two halves"
     if torch.promote_types(x.dtype, torch.promote_types(cos.dtype, sin.dtype)) != x.dtype:
         return "the result has another dtype than the input"
     if cos.shape != sin.shape or not 2 <= cos.dim() <= x.dim():
@@ -195,7 +196,8 @@ def rotary_embedding(cos: Tensor, sin: Tensor, x: Tensor, *, half: int | None) -
     of_tokens = x.movedim(heads, -2)
     sizes = (*of_tokens.shape[:-2], x.shape[-1])
     angles = [one.squeeze(heads).float().expand(sizes) for one in tables]
-    copied = sum(map(copied_bytes, (of_tokens, *angles))) if x.dim() > 3 else 0  # before the leading dims are folded
+    # bytes copied before the leading dims are folded
+    copied = sum(map(copied_bytes, (of_tokens, *angles))) if x.dim() > 3 else 0
     views = (of_tokens.flatten(0, -3), *(one.flatten(0, -2) for one in angles))
 
     def finish(outputs: tuple[Tensor, ...]) -> Tensor:

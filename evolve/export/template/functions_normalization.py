@@ -21,7 +21,7 @@ from evolve.export.template.forms import (
     has_channels_last,
 )
 
-NOT_AFFINE = "there is no weight or bias, which the kernels take"
+NOT_AFFINE = "there is no weight or bias, which the kernels require"
 IMAGE = 4  # dims of a batch of images
 
 
@@ -49,7 +49,7 @@ def rms_norm(
 ) -> Lowered:
     """The last dims divided by their root mean square, times `weight`."""
     if weight is None:
-        return "there is no weight, which the kernels take"
+        return "there is no weight, which the kernels require"
     if eps is None:
         return "no eps is given, and PyTorch's depends on the dtype"
     if fault := _misfit(input, normalized_shape, weight):
@@ -95,7 +95,7 @@ def instance_norm(
     if weight is None or bias is None:
         return NOT_AFFINE
     if running_mean is not None or running_var is not None or not use_input_stats:
-        return "the kernels keep no running statistics"
+        return "the kernels do not update running statistics"
     if input.dim() < 3 or math.prod(input.shape[2:]) < 2:
         return "a channel has a single element"
     return Call("instance_norm", (_as_image(input), weight, bias), {"eps": eps}, lambda o: o[0].view(input.shape))
@@ -113,24 +113,24 @@ def batch_norm(
 ) -> Lowered:
     """Each channel minus its mean, divided by its standard deviation, of the batch or as recorded."""
     if weight is None or bias is None or running_mean is None or running_var is None:
-        return "there is no weight, bias or running statistics, which the kernels take"
+        return "there is no weight, bias or running statistics, which the kernels require"
     if input.dim() < 2:
         return "there are no channels"
     if has_channels_last(input):
         return CHANNELS_LAST
     views = (_as_image(input), weight, bias, running_mean, running_var)
     if momentum is None:
-        return "without a momentum the mean of all batches is kept"
+        return "without a momentum, PyTorch keeps the mean of all batches"
     if not training:
         return Call("batch_norm_inference", views, {"eps": eps}, lambda outputs: outputs[0].view(input.shape))
     return _of_this_batch("batch_norm", input, (weight, bias, running_mean, running_var), momentum, eps)
 
 
 def _of_this_batch(op: str, x: Tensor, others: tuple[Tensor, ...], momentum: float, eps: float) -> Call | str:
-    """Return the call of an op that normalises by a batch's own statistics, and records them."""
+    """Return the call of an op that normalises with a batch's own statistics, and records them."""
     running_mean, running_var = others[2:]
     if 0 in (*running_mean.stride(), *running_var.stride()):
-        return "the running statistics share a place"
+        return "the running statistics share memory"
 
     def finish(outputs: tuple[Tensor, ...]) -> Tensor:
         with torch.no_grad():
@@ -151,14 +151,14 @@ def batch_norm_relu(
     momentum: float,
     eps: float,
 ) -> Lowered:
-    """Batch norm by the batch's own statistics, and ReLU."""
+    """Batch norm with the batch's own statistics, followed by ReLU."""
     if input.dim() < 2 or has_channels_last(input):
         return CHANNELS_LAST if input.dim() > 2 else "there are no channels"
     return _of_this_batch("batch_norm_relu", input, (weight, bias, running_mean, running_var), momentum, eps)
 
 
 def group_norm_silu(input: Tensor, weight: Tensor, bias: Tensor, *, num_groups: int, eps: float) -> Lowered:
-    """Group norm, and SiLU."""
+    """Group norm, followed by SiLU."""
     found = group_norm(input, num_groups, weight, bias, eps)
     return found._replace(op="group_norm_silu") if isinstance(found, Call) else found
 

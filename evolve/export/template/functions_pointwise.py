@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from evolve.export.template.forms import FLOAT32, NOTHING, Form, Lowered, elementwise
 
-IN_PLACE = "in-place results are PyTorch's"
+IN_PLACE = "only PyTorch computes results in place"
 
 
 def relu(input: Tensor, inplace: bool = False) -> Lowered:
@@ -62,7 +62,7 @@ def tanh(input: Tensor) -> Lowered:
 def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Lowered:
     """log(1 + exp(element)), and the element itself where it is large."""
     if beta != 1 or threshold != 20:
-        return "the kernels have beta=1 and threshold=20"
+        return "the kernels support only beta=1 and threshold=20"
     return elementwise("softplus", input)
 
 

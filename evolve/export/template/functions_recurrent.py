@@ -92,7 +92,7 @@ def lstm_cell(
 ) -> Lowered:
     """A step of an LSTM: the next hidden state and the next state of the cell."""
     if b_ih is None or b_hh is None or input.dim() != 2 or len(hx) != 2:
-        return "the kernels take a batch, two states and biases"
+        return "the kernels accept a batch, two states and biases"
     return Call("lstm_cell", (input, hx[0], hx[1], w_ih, w_hh, b_ih, b_hh), {}, tuple)
 
 
@@ -101,7 +101,7 @@ def gru_cell(
 ) -> Lowered:
     """A step of a GRU: the next hidden state."""
     if b_ih is None or b_hh is None or input.dim() != 2:
-        return "the kernels take a batch and biases"
+        return "the kernels accept a batch and biases"
     return Call("gru_cell", (input, hx, w_ih, w_hh, b_ih, b_hh), {}, first)
 
 

@@ -31,7 +31,7 @@ WITH_POSITIONS = 5  # bytes of the values alone: a position has two to four time
 
 
 def _mapped(op: str, input: Tensor, dim: int | None, dtype: torch.dtype | None) -> Lowered:
-    """Return the call of an op that keeps the size of the rows."""
+    """Return the call of an op whose result has rows of the same size."""
     if dim is None:
         return NO_DIM
     if dtype not in {None, input.dtype}:
@@ -165,7 +165,7 @@ def vector_norm(
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None) -> Lowered:
     """Vectors along a dim, divided by their Euclidean norm."""
     if p != 2 or eps != 1e-12 or out is not None or not isinstance(dim, int):
-        return "the kernels have p=2, eps=1e-12 and no `out`"
+        return "the kernels support only p=2 and eps=1e-12, without `out`"
     if not input.dim():
         return SCALAR
     view = last(input, dim)

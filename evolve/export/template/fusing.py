@@ -1,4 +1,4 @@
-"""Fusion: replaces calls of a graph that match the pattern of one op, if no other node needs their results."""
+"""Fusion: replaces calls in a graph that match the pattern of one op, if no other node needs their results."""
 
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -53,7 +53,7 @@ def _written(match: Match) -> fx.Graph:
 
 
 def replace(graph: fx.Graph, match: Match, target: Callable[..., Any], replaced: dict[Node, Node]) -> None:
-    """Replace the matching calls by one, and note which nodes have its results."""
+    """Replace the matching calls by one, and record which nodes have its results."""
     several = len(match.results) > 1
     with graph.inserting_before(next(node for node in match.inside if node in match.results)):
         made = graph.call_function(target, tuple(replaced.get(one, one) for one in match.given))

@@ -1,4 +1,4 @@
-"""Gradients of an op by its backward ops, which are kernels where they win and PyTorch's elsewhere."""
+"""Gradients of an op from its backward ops, which run as kernels where these win, and in PyTorch elsewhere."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from evolve.export.template.deciding import Decision
 
 Tensors = tuple[torch.Tensor, ...]
-# Backward ops whose formula divides by a forward's input or output; autograd's own formula handles zeros.
+# Backward ops whose formula divides by an input or output of the forward; autograd's own formula handles zeros.
 DIVIDE = ("cumprod_backward", "l2_norm_backward")
 # Outputs that a backward op may read in place of an input, as PyTorch does: relu's output is positive where its input
 # is.
 INSTEAD = {"relu_backward": {"x": "out"}}
-# Inputs with the gradient of another one, because a forward reads only the sum of both.
+# Inputs with the same gradient as another input, because the forward reads only the sum of both.
 ALIKE = {"add_rms_norm_backward": {"residual": "x"}, "add_layer_norm_backward": {"residual": "x"}}
 
 
@@ -35,16 +35,16 @@ class Deciding(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """A backward op, which runs by a kernel or by PyTorch."""
+    """A backward op, which is run by a kernel or by PyTorch."""
 
     op: Op
     run: Callable[[Tensors, Mapping[str, Number]], Tensors]
     pytorch: Callable[[Tensors, Mapping[str, Number]], Tensors]
-    deciding: Deciding | None = None  # None: always by PyTorch, or in a graph
+    deciding: Deciding | None = None  # None if the op always runs in PyTorch or in a graph
 
     @cached_property
     def places(self) -> Mapping[str, int]:
-        """The forward's inputs whose gradients it returns, each with its place among its outputs."""
+        """The forward's inputs whose gradients the op returns, each with its place among the op's outputs."""
         found = {spec.name.removeprefix(GRADIENT): place for place, spec in enumerate(self.op.outputs)}
         return found | {name: found[other] for name, other in ALIKE.get(self.op.name, {}).items()}
 
@@ -55,12 +55,12 @@ class Step:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The forward's inputs and outputs, and gradients of outputs, that it takes, in the order of its inputs."""
+        """The forward's inputs and outputs, and gradients of outputs, that the op reads, in the order of its inputs."""
         instead = INSTEAD.get(self.op.name, {})
         return tuple(instead.get(spec.name, spec.name) for spec in self.op.inputs)
 
     def wants(self, outputs: frozenset[str]) -> frozenset[str]:
-        """Return the forward's outputs whose gradients it takes."""
+        """Return the forward's outputs whose gradients the op reads."""
         return outputs & {name.removeprefix(GRADIENT) for name in self.reads if name.startswith(GRADIENT)}
 
 
@@ -108,7 +108,8 @@ class Gradients:
         """The inputs and outputs that a forward keeps for the backward: those that its steps read.
 
         If only parameters of fewer dims are missing, such as a bias, these are kept too, because they exist in any
-        case: then PyTorch can differentiate twice from the inputs. Running statistics are not parameters: they change.
+        case. PyTorch can then differentiate twice from the inputs. Running statistics are not kept, because they
+        change.
         """
         read = {name for step in self.steps for name in step.reads}
         most = max(len(spec.dims) for spec in self.op.inputs)
@@ -119,12 +120,12 @@ class Gradients:
         return tuple(name for name in self.names if name in read)
 
     def missing(self, names: frozenset[str]) -> frozenset[str]:
-        """Return the inputs to which no step gives a gradient."""
+        """Return the inputs whose gradient no step computes."""
         return names - frozenset().union(*(step.gives for step in self.steps))
 
     @property
     def learned(self) -> frozenset[str]:
-        """The outputs through which gradients flow. Statistics for the backward are not among them."""
+        """The outputs that have gradients. Statistics for the backward are not among them."""
         outputs = frozenset(spec.name for spec in self.op.outputs)
         return frozenset().union(*(step.wants(outputs) for step in self.steps))
 
@@ -135,7 +136,7 @@ class Gradients:
         parameters: Mapping[str, Number],
         needed: frozenset[str],
     ) -> dict[str, torch.Tensor]:
-        """Return the gradients to the needed inputs from the forward's data and its outputs' gradients."""
+        """Return the gradients of the needed inputs, computed from the forward's data and its outputs' gradients."""
         return self._by_steps(known, grads, parameters, needed, lambda step: step.run)
 
     def twice(
@@ -152,10 +153,10 @@ class Gradients:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         inputs = [spec.name for spec in self.op.inputs]
-        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the others cannot be differentiated twice
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the other backends cannot be differentiated twice
             if not known.kept.keys() >= set(inputs):
                 return self._by_steps(known, grads, parameters, needed, lambda step: _as_called(step.op))
-            # All contiguous: PyTorch's batch norm on the CPU errs if a gradient has another memory layout than the
+            # All contiguous: PyTorch's batch norm on the CPU is wrong if a gradient has another memory layout than the
             # output.
             outputs = _as_called(self.op)(tuple(known.kept[name].contiguous() for name in inputs), parameters)
             pairs = [(out.contiguous(), grads[spec.name]) for spec, out in zip(self.op.outputs, outputs, strict=True)]
@@ -199,7 +200,7 @@ def _as_called(op: Op) -> Callable[[Tensors, Mapping[str, Number]], Tensors]:
 
 
 def keep(ctx: Any, gradients: Gradients, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-    """Save the tensors that a function's backward needs, and mark the outputs that carry no gradient."""
+    """Save the tensors that a function's backward needs, and mark the outputs that have no gradient."""
     tensors = dict(zip(gradients.names, (*inputs, *outputs), strict=True))
     ctx.kinds = {name: (tuple(x.shape), x.dtype) for name, x in tensors.items()}
     ctx.save_for_backward(*[tensors[name] for name in gradients.kept])
@@ -213,7 +214,7 @@ def left(ctx: Any, gradients: Gradients) -> Known:
 
 
 class Differentiable(torch.autograd.Function):
-    """A forward by a kernel with the backward of `Gradients`."""
+    """A forward that runs a kernel, with the backward of `Gradients`."""
 
     @staticmethod
     def forward(

@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from evolve.export.template.driver import Program
 
 Tensors = tuple[torch.Tensor, ...]
-APART = 512  # bytes between tensors that share an allocation, as PyTorch's allocator keeps them
+APART = 512  # alignment of tensors that share an allocation, the same as that of PyTorch's allocator
 HOST_CALLS, DEVICE_CALLS = 5, 9
 CAPTURING = (
-    "PyTorch runs, because a CUDA graph is captured, during which drivers before CUDA 12.3 cannot load a kernel; "
-    "call it once before the capture"
+    "PyTorch runs, because a CUDA graph is being captured, and drivers before CUDA 12.3 cannot load a kernel during a "
+    "capture; make the call once before the capture"
 )
 
 
@@ -64,10 +64,10 @@ class Machine(Protocol):
 
     @property
     def device_us(self) -> Callable[[Callable[[], object], torch.device], float]:
-        """Return the time between the start and the end of a call on a device; the device may wait for the host."""
+        """Return the time between the start and the end of a call on a device. It may include waiting for the host."""
 
     def described(self, device: torch.device) -> str:
-        """Return the facts on which times depend: device, driver, and the versions of PyTorch and the package."""
+        """Return the facts on which times depend: the device, the driver, PyTorch's version and the package's."""
 
     def info(self, device: torch.device) -> DeviceInfo:
         """Return the facts about a device that plans, the compiler and the table use."""
@@ -87,14 +87,14 @@ class Buffer:
     shape: tuple[int, ...]
     dtype: torch.dtype
     zero: bool = False
-    # the input of the same shape and dtype: allocating another tensor like it takes half as long
+    # the input with the same shape and dtype, because allocating a tensor like another one takes half as long
     like: int | None = None
 
     def allocated(self, inputs: Tensors, device: torch.device) -> torch.Tensor:
         if self.like is not None:
             return torch.empty_like(
                 inputs[self.like], memory_format=torch.contiguous_format
-            )  # dims of 1 have any stride
+            )  # a dim of size 1 may have any stride
         allocate = torch.zeros if self.zero else torch.empty
         return allocate(self.shape, dtype=self.dtype, device=device)
 
@@ -205,9 +205,9 @@ class Ready:
         return defined(lines, values)
 
     def _allocations(self, outputs: Sequence[Written], values: dict[str, Any]) -> tuple[list[str], list[str]]:
-        """Return the lines that allocate outputs and workspace, and their addresses. Add the values of names.
+        """Return the lines that allocate outputs and workspace, and their addresses.
 
-        Tensors that the caller does not get share one allocation.
+        Add the values of the names to `names`. Tensors that are not returned to the caller share one allocation.
         """
         values |= {"empty": allocator(self._device), "byte": torch.uint8}
         lines, addresses, room = [], [], 0
@@ -235,7 +235,7 @@ class Gpus:
 
     cubins: Mapping[str, ShippedCubin] = field(default_factory=dict)
     folder: Path = Path()
-    version: str = ""  # of the package
+    version: str = ""  # version of the package
     device_type: str = "cuda"
 
     def info(self, device: torch.device) -> DeviceInfo:

@@ -16,16 +16,16 @@ from evolve.export.template.functions import Function
 from evolve.export.template.fusing import form_of, found_in
 from evolve.export.template.patterns import written_out_norm
 
-GIVEN = ("placeholder", "get_attr")  # the input and the weight of a module that is only a norm
-ORIGINAL = "_exchanged_for"  # an attribute of a class that was made for a module: the class before
+GIVEN = ("placeholder", "get_attr")  # names of the input and the weight of a module that is only a norm
+ORIGINAL = "_exchanged_for"  # attribute of a class that was created for a module; it holds the original class
 
 
 @dataclass(frozen=True)
 class Patched:
-    """The result of an exchange of layers: the names of the exchanged ones, and why others were left."""
+    """The result of an exchange of layers: the names of the exchanged layers, and the reasons why others were left."""
 
     replaced: tuple[str, ...]
-    left: tuple[tuple[str, str], ...]  # a layer's name, and why
+    left: tuple[tuple[str, str], ...]  # the layer's name, and the reason
 
     def __str__(self) -> str:
         lines = [f"{len(self.replaced)} layers replaced: {', '.join(self.replaced) or 'none'}"]
@@ -61,7 +61,11 @@ def _subclass(layer: Layer, functions: Mapping[str, Function], module: str) -> t
         def forward(self: Any, *inputs: Tensor) -> Any:
             return function(*inputs, *layer.rest(self))
 
-    content = {"forward": forward, "__module__": module, "__doc__": f"`torch.nn.{layer.kind.__name__}` by kernels."}
+    content = {
+        "forward": forward,
+        "__module__": module,
+        "__doc__": f"`torch.nn.{layer.kind.__name__}`, run by kernels.",
+    }
     return type(layer.kind.__name__, (layer.kind,), content)
 
 
@@ -91,7 +95,7 @@ class _Instead(TorchFunctionMode):
 
 
 def _recurrent(layer: Layer, function: Function) -> Callable[..., Any]:
-    """Return PyTorch's forward of a layer, which makes states and unpacks sequences, with this function in it."""
+    """Return PyTorch's forward of a layer, which creates states and unpacks sequences, with calls of this function."""
     kind: Any = layer.kind
 
     def forward(self: Any, *given: Any, **named: Any) -> Any:
@@ -104,7 +108,7 @@ def _recurrent(layer: Layer, function: Function) -> Callable[..., Any]:
 class WrittenOut:
     """Subclasses of norms that a model defines itself. Their forward calls a function of the package.
 
-    Each is made when it is first needed, and serves all modules of a class with the same constants.
+    Each is created when it is first needed, and is used for all modules of a class with the same constants.
     """
 
     def __init__(self, functions: Mapping[str, Function]) -> None:
@@ -179,7 +183,7 @@ def patch(model: nn.Module, layers: Mapping[str, type[nn.Module]], written_out: 
 
 
 def unpatch(model: nn.Module, layers: Mapping[str, type[nn.Module]]) -> tuple[str, ...]:
-    """Give the layers of a model their classes back, and return their names."""
+    """Restore the classes of a model's layers, and return the names of the layers."""
     kinds = {layers[one.kind.__name__]: one.kind for one in LAYERS if one.kind.__name__ in layers}
     restored = []
     for name, module in model.named_modules():

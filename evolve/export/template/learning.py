@@ -70,14 +70,14 @@ class Learning:
     gradients: Gradients
     parameters: Mapping[str, Number]
     sources: tuple[Source, ...]
-    layouts: Mapping[str, Layout]  # of the op's inputs and outputs
-    kinds: Mapping[str, tuple[Shape, torch.dtype]]  # of these, as the op's backward takes them
+    layouts: Mapping[str, Layout]  # layouts of the op's inputs and outputs
+    kinds: Mapping[str, tuple[Shape, torch.dtype]]  # shapes and dtypes in which the op's backward reads these tensors
     kinds_of_backward: Kinds = field(default_factory=Kinds)
 
     def backward(
         self, needs: tuple[bool, ...], saved: tuple[Tensor, ...], grads: tuple[Gradient, ...]
     ) -> tuple[Gradient, ...]:
-        """Return the gradients to the call's tensors that need one."""
+        """Return the gradients of the call's tensors that need one."""
         op = self.gradients.op
         places = {spec.name: one.tensor for spec, one in zip(op.inputs, self.sources, strict=True)}
         asked = {name: place for name, place in places.items() if needs[place]}
@@ -97,7 +97,7 @@ class Learning:
         return tuple(found)
 
     def _stepped(self, step: Step, known: Mapping[str, Tensor], asked: Mapping[str, int]) -> "Stepped":
-        """Return a step's gradients to the tensors that require them, and a function that repeats the step."""
+        """Return a step's gradients of the tensors that require them, and a function that repeats the step."""
         at, every = {name: place for place, name in enumerate(known)}, tuple(known.values())
         names = [(name, name.removeprefix(GRADIENT)) for name in step.reads]
         inputs = [Input(at[name], self.layouts[one], self.kinds[one][0]) for name, one in names]
@@ -122,7 +122,10 @@ class Learning:
     def _by_names(
         self, needs: tuple[bool, ...], saved: tuple[Tensor, ...], grads: tuple[Gradient, ...]
     ) -> tuple[Gradient, ...]:
-        """Return the gradient of each tensor. Some of `grads` may be missing, and it may be differentiated again."""
+        """Return the gradient of each tensor.
+
+        Some of `grads` may be missing, and the result may be differentiated again.
+        """
         gradients = self.gradients
         found: list[Gradient] = [None] * len(needs)
         if all(grad is None for grad in grads):
@@ -160,10 +163,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Stepped:
-    """The gradients of a step, the call's tensors that they belong to, and a function that repeats the step.
-
-    None if there is no such function.
-    """
+    """The gradients of a step, the call's tensors to which they belong, and a function that repeats the step, or None."""
 
     gradients: tuple[Tensor, ...]
     places: tuple[int, ...]
@@ -211,12 +211,12 @@ def _captures(step: Step, grads: tuple[Gradient, ...]) -> bool:
 
 
 def _unless_captured(deciding: Deciding, run: Run, *every: Tensor) -> Any:
-    """Run PyTorch where it is faster only because of the time of launches, which does not count in a captured graph."""
+    """Run PyTorch where only its launches are faster, unless a graph is captured, in which launches do not count."""
     return None if deciding.captures(every[0].device) else run(*every)
 
 
 def _together(made: Sequence[Stepped], tensors: int) -> Run:
-    """Return a function that runs the steps of a backward and returns the gradients to so many tensors."""
+    """Return a function that runs the steps of a backward and returns the gradients of this many tensors."""
     values: dict[str, Any] = {f"run{at}": one.run for at, one in enumerate(made)}
     lines = ["def call(*every):"]
     for at in range(len(made)):
@@ -227,7 +227,7 @@ def _together(made: Sequence[Stepped], tensors: int) -> Run:
 
 
 def runnable(ready: Launchable, made: Made, tensors: Sequence[Tensor], gradients: Gradients) -> Run | None:
-    """Return a function that repeats a call and lets gradients flow, or None if there is none."""
+    """Return a function that repeats a call with gradients, or None if there is none."""
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     plan = planned(ready, made, tensors, all_wanted=learns)
     if plan is None:
@@ -237,10 +237,7 @@ def runnable(ready: Launchable, made: Made, tensors: Sequence[Tensor], gradients
 
 
 def _learned(plan: Plan, gradients: Gradients, made: Made, tensors: Sequence[Tensor]) -> Run | None:
-    """Return a function that launches a plan so that gradients flow.
-
-    None if an input is only a part of a call's tensor.
-    """
+    """Return a function that launches a plan with gradients; None if an input is only a part of a call's tensor."""
     places = [one.tensor for one in plan.sources]
     if len({*places}) < len(places) or any(x.requires_grad and at not in places for at, x in enumerate(tensors)):
         return None
@@ -268,7 +265,7 @@ def _learned(plan: Plan, gradients: Gradients, made: Made, tensors: Sequence[Ten
 def _applied(run: Run, known: Learning, tensors: int, kept_and_fixed: tuple[list[str], list[str]]) -> Run:
     """Return the function of autograd that runs a plan, keeps these tensors, and marks these as not differentiable.
 
-    Each plan has its own class, so that a call looks up nothing by name, and needs a quarter of the time of the
+    Each plan has its own class, so that a call looks up nothing by name, which takes a quarter of the time of the
     context's methods.
     """
     kept, fixed = kept_and_fixed
@@ -291,5 +288,6 @@ def _applied(run: Run, known: Learning, tensors: int, kept_and_fixed: tuple[list
 
     methods = {"forward": staticmethod(defined(lines, {"run": run})), "backward": staticmethod(backward)}
     kind: Any = type("Launched", (torch.autograd.Function,), methods)
-    # The work of the class method `apply`, without its search for transforms of torch.func, which was done before.
+    # This does the work of the class method `apply` without its search for transforms of torch.func, which was done
+    # before.
     return super(torch.autograd.Function, kind).apply  # type: ignore[no-any-return]

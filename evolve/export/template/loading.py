@@ -1,4 +1,4 @@
-"""The ops and primitives of a package, each made on first access: a program uses a few of hundreds."""
+"""The ops and primitives of a package, each created on first access: a program uses a few of hundreds."""
 
 import hashlib
 import threading
@@ -14,7 +14,7 @@ from reference_ops.op import Op, ops_of
 
 
 class Ops(Mapping[str, Op]):
-    """Ops by name: those of the manifest, and others that their modules define, such as a backward without a kernel."""
+    """Ops by name: those of the manifest, and other ops of their modules, such as a backward without a kernel."""
 
     def __init__(self, package: str, modules: Mapping[str, str]) -> None:
         self._package = package

@@ -14,8 +14,8 @@ from archive.records import Duel, Envelope, Measurement, Sanitized
 
 FORMAT = 3
 FILE = "manifest.json"
-EAGER = "eager"  # the name of a duel's baseline
-NOISE_WITHOUT_DUEL = 0.1  # several times the noise that duels measure
+EAGER = "eager"  # name of the baseline in a duel
+NOISE_WITHOUT_DUEL = 0.1  # the least gain that counts, several times the noise of duels
 
 
 class BrokenPackageError(RuntimeError):
@@ -35,7 +35,8 @@ class Measured:
     workspace_bytes: int = 0
     deterministic: bool | None = None
     duel: Duel | None = None  # a paired timing against the fastest PyTorch baseline, in a fresh process
-    elsewhere: bool = False  # measured on another machine with such a GPU, and not on the one that wrote the package
+    # whether another machine with such a GPU measured this, and not the one that wrote the package
+    elsewhere: bool = False
 
     @property
     def wins(self) -> bool:
@@ -49,7 +50,7 @@ class Measured:
             return True
         if self.duel and self.duel.baseline == EAGER:
             return False
-        # A confirmation holds no duel for a kernel that is slower than the fastest PyTorch baseline, such as
+        # A confirmation has no duel for a kernel that is slower than the fastest PyTorch baseline, such as
         # torch.compile.
         noise = self.duel.noise if self.duel else NOISE_WITHOUT_DUEL
         return self.times.high_us * (1 + noise) < self.times.eager_us
@@ -123,9 +124,9 @@ class ExportedEntry:
     """One op of the package. `pytorch_wins` holds the fastest kernel's time where PyTorch is faster."""
 
     module: str
-    inputs: tuple[str, ...]  # as in "x: rows cols"
+    inputs: tuple[str, ...]  # in the form "x: rows cols"
     outputs: tuple[str, ...]
-    parameters: dict[str, int | float | None]  # defaults; None for a parameter without one
+    parameters: dict[str, int | float | None]  # default values; None for a parameter without a default
     kernels: tuple[Shipped, ...]
     pytorch_wins: tuple[Measured, ...]
 
@@ -147,7 +148,7 @@ def text(entries: dict[str, ExportedEntry]) -> str:
 class Entries(Mapping[str, ExportedEntry]):
     """The entries of a manifest by op.
 
-    Each entry is read on first access, because reading all takes tenths of a second.
+    Each entry is read on first access, because reading all of them takes tenths of a second.
     """
 
     def __init__(self, ops: dict[str, dict[str, Any]]) -> None:

@@ -15,10 +15,11 @@ from evolve.devices.cuda.translation import EMPTY_HEADERS, options
 from evolve.devices.prelude import RUNTIME, cuda_include_dirs
 from evolve.export.template.calls import MissingError
 
-FILES = "libnvrtc.so*", "libnvrtc-*.so*"  # the second as wheels of PyTorch that hold all of CUDA name it
-PARTS = "builtins", ".alt."  # parts of NVRTC, which it loads itself
+# the second pattern matches the name in PyTorch wheels that contain all of CUDA
+FILES = "libnvrtc.so*", "libnvrtc-*.so*"
+PARTS = "builtins", ".alt."  # parts of NVRTC that it loads itself
 CACHES_SINCE = (12, 9)  # since this version, NVRTC has a cache of its own
-OTHER_FOLDERS = (Path("cuda_runtime", "include"), Path("cu12", "include"))  # of headers, beside NVRTC's own folder
+OTHER_FOLDERS = (Path("cuda_runtime", "include"), Path("cu12", "include"))  # folders of headers other than NVRTC's own
 LOG_CHARACTERS = 4000
 
 
@@ -64,13 +65,13 @@ def nvrtc() -> Nvrtc:
         _checked(library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
         headers = _headers(Path(path))
         if not headers:
-            raise MissingError(f"CUDA's headers ({RUNTIME}) are not installed; CUDA builds of PyTorch bring them")
+            raise MissingError(f"CUDA's headers ({RUNTIME}) are not installed; CUDA builds of PyTorch include them")
         return Nvrtc(library, (major.value, minor.value), headers)
-    raise MissingError("NVRTC is not installed; CUDA builds of PyTorch bring it")
+    raise MissingError("NVRTC is not installed; CUDA builds of PyTorch include it")
 
 
 def _libraries() -> Iterator[Path | str]:
-    """Yield files of NVRTC, those of the CUDA version of PyTorch first: a driver may be too old for a later one."""
+    """Yield files of NVRTC. Those of PyTorch's CUDA version come first: a driver may be too old for a later version."""
     major = (torch.version.cuda or "").partition(".")[0]
     found = [path for folder in _folders() for pattern in FILES for path in sorted(folder.glob(pattern))]
     found = [path for path in found if not any(part in path.name for part in PARTS)]
@@ -93,7 +94,7 @@ def _folders() -> Iterator[Path]:
 
 
 def _headers(library: Path) -> tuple[Path, ...]:
-    """Return the folders of headers; those that came with this NVRTC are first."""
+    """Return the folders of headers, first those that came with this NVRTC."""
     home = library.parent.parent
     if not library.is_absolute():  # the loader found it in an unknown folder
         return cuda_include_dirs()

@@ -1,8 +1,9 @@
-"""Optimizers of torch.optim that step large parameters by kernels where these are faster.
+"""Optimizers of torch.optim that update large parameters with kernels where these are faster.
 
-A kernel writes new tensors. The moments take over their memory, and the parameter is overwritten with a copy. Whether
-that pays is measured once for each size, against the same optimizer of PyTorch, because the package's times are not of
-its fused optimizers. Everything else, such as small parameters, which PyTorch steps together, is left to PyTorch.
+A kernel writes new tensors. The moments use their memory from then on, and the parameter is overwritten with a copy.
+Whether this is faster than the same optimizer of PyTorch is measured once for each size, because the package has no
+times of PyTorch's fused optimizers. Everything else, such as small parameters, which PyTorch updates together, is left
+to PyTorch.
 """
 
 import copy
@@ -20,14 +21,17 @@ Primitives = Mapping[str, Primitive]
 
 
 class _Steps:
-    """The steps of an optimizer's op by kernels, and the sizes at which they are faster."""
+    """The steps of an optimizer that kernels compute, and the sizes at which these are faster."""
 
     def __init__(self, primitive: Primitive) -> None:
         self._primitive = primitive
         self._pays: dict[object, bool] = {}
 
     def step(self, optimizer: torch.optim.Optimizer, tensors: tuple[Tensor, ...], given: Mapping[str, Number]) -> bool:
-        """Update a parameter, the first tensor, and its moments, from the third on. Return whether it was updated."""
+        """Update a parameter, which is the first tensor, and its moments, from the third tensor on.
+
+        Return whether it was updated.
+        """
         param, gradient = tensors[:2]
         if param.numel() < LEAST_ELEMENTS or not all(_plain(x, param) for x in tensors):
             return False
@@ -64,7 +68,7 @@ class _Steps:
 
 
 class AdamW(torch.optim.AdamW):
-    """`torch.optim.AdamW`, by kernels where they are faster."""
+    """`torch.optim.AdamW`, with kernels where they are faster."""
 
     primitives: ClassVar[Primitives] = {}
 
@@ -89,7 +93,7 @@ class AdamW(torch.optim.AdamW):
 
 
 class SGD(torch.optim.SGD):
-    """`torch.optim.SGD`, by kernels where they are faster and there is momentum."""
+    """`torch.optim.SGD`, with kernels where they are faster and there is momentum."""
 
     primitives: ClassVar[Primitives] = {}
 
@@ -99,7 +103,7 @@ class SGD(torch.optim.SGD):
         if plain and not sparse and group["momentum"] and isinstance(group["lr"], float):
             given = {name: float(group[name]) for name in ("lr", "momentum", "weight_decay")}
             steps = _steps(self, "sgd_momentum")
-            rows = zip(params, grads, moments, strict=True)  # no moment before the first step
+            rows = zip(params, grads, moments, strict=True)  # there is no moment before the first step
             left = [row for row in rows if row[2] is None or not steps or not steps.step(self, row, given)]
             for of, values in zip((params, grads, moments), _columns(left, 3), strict=True):
                 of[:] = values
@@ -107,7 +111,7 @@ class SGD(torch.optim.SGD):
 
 
 def _steps(optimizer: Any, op: str) -> _Steps | None:
-    """Return an optimizer's steps by kernels, or None if PyTorch must make them."""
+    """Return an optimizer's steps with kernels, or None if PyTorch must compute them."""
     scaled = getattr(optimizer, "grad_scale", None) is not None or getattr(optimizer, "found_inf", None) is not None
     if op not in optimizer.primitives or scaled or torch.compiler.is_compiling():
         return None

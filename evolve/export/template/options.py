@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 
 import torch
 
-PYTORCH = "pytorch"  # in place of a kernel's id
-NEAR = 3  # names that an error suggests
-ops_of_package: set[str] = set()  # that options may name; filled in when the package is imported
+PYTORCH = "pytorch"  # used in place of a kernel's id
+NEAR = 3  # number of names that an error suggests
+ops_of_package: set[str] = set()  # ops that options may name; filled in when the package is imported
 
 
 @dataclass(frozen=True)
 class Options:
     """Which kernels may run; the default allows all."""
 
-    deterministic: bool | None = None  # None: as torch.use_deterministic_algorithms says
+    deterministic: bool | None = None  # None: as set by torch.use_deterministic_algorithms
     workspace_limit: int | None = None  # most bytes of scratch memory
-    allow: frozenset[str] | None = None  # ops that may use kernels; None: all
-    pin: tuple[tuple[str, str], ...] = ()  # by op: the id of the only kernel to run, or PYTORCH
+    allow: frozenset[str] | None = None  # ops that may use kernels; None for all
+    pin: tuple[tuple[str, str], ...] = ()  # pairs of an op and the id of the only kernel to run, or PYTORCH
     autotune: bool = False  # whether the first call for new sizes times the kernels here
 
     @property
@@ -31,7 +31,7 @@ class Options:
         return dict(self.pin).get(op, "")
 
     def refusal(self, op: str) -> str:
-        """Return why no kernel of an op may run; empty if one may."""
+        """Return the reason why no kernel of an op may run; empty if one may."""
         if self.allow is not None and op not in self.allow:
             return f"the options allow no kernels of {op}"
         return f"the options pin {op} to PyTorch" if self.pinned(op) == PYTORCH else ""
@@ -61,7 +61,7 @@ def options(
 
     `workspace_limit` bounds a kernel's scratch memory in bytes. `allow` names the ops that may use kernels. `pin` gives
     the kernel's id for an op, or "pytorch". With `autotune`, the first call for new sizes times the kernels and PyTorch
-    on this GPU, and the cache on disk keeps the fastest. Options that are not given keep their values outside the
+    on this GPU, and the cache on disk stores the fastest. Options that are not given keep their values outside the
     block.
     """
     token = _of_block.set(_changed(deterministic, workspace_limit, allow, pin, autotune))
@@ -113,7 +113,7 @@ def _changed(
 
 
 def _unknown(op: str) -> str:
-    from difflib import get_close_matches  # imported here, so that importing a package takes less time
+    from difflib import get_close_matches  # imported only here, so that importing a package takes less time
 
     names = get_close_matches(op, ops_of_package, NEAR) or sorted(ops_of_package)[:NEAR]
     return f"the options name an op `{op}`, which this package does not have; it has, among others, {', '.join(names)}"

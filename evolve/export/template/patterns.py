@@ -1,7 +1,7 @@
-"""Patterns: several calls of PyTorch that one op of the package computes, as models write them.
+"""Patterns: sequences of PyTorch calls in models that one op of the package computes.
 
-A pattern starts from the call whose result is used and walks back through the arguments. A lowering turns a match into
-the op's call, or says why the op would compute something else.
+A pattern starts from the call whose result is used and follows the arguments backwards. A lowering turns a match into
+the op's call, or gives the reason why the op would compute something else.
 """
 
 import operator
@@ -56,12 +56,12 @@ class Norm(NamedTuple):
     x: Any
     weight: Any
     eps: float
-    dtypes: tuple[tuple[Any, ...], ...]  # of the input, of the factor of the weight, of the result, and of the weight
+    dtypes: tuple[tuple[Any, ...], ...]  # dtypes of the input, the factor of the weight, the result and the weight
     inside: tuple[Node, ...]
 
 
 def norm(node: Any) -> Norm | None:
-    """Return the root mean square norm that ends with this call: PyTorch's function or one that is written out."""
+    """Return the root mean square norm that ends with this call: PyTorch's function, or a norm that is written out."""
     if calls(node, (functional.rms_norm, torch.rms_norm)):
         given = arguments(node, OF_NORM)
         plain = isinstance(given.get("eps"), float) and given.get("weight") is not None
@@ -128,7 +128,7 @@ def rms_norm_written_out(
 
 
 def _misfit_of_dtypes(x: Tensor, weight: Tensor, dtypes: Sequence[tuple[Any, ...]]) -> str:
-    """Return why a norm that is written out gives other results than an op in the input's dtype."""
+    """Return the reason why a norm that is written out differs from an op in the input's dtype, or an empty string."""
     inner, middle, outer, of_weight = ([x.dtype if one == OWN else one for one in reversed(some)] for some in dtypes)
     within = inner[-1] if inner else x.dtype
     exact = {x.dtype, torch.float32, torch.float64}
@@ -151,12 +151,12 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, dty
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Lowered:
-    """silu of one tensor, times another one."""
+    """SiLU of one tensor, times another tensor."""
     return elementwise("swiglu", gate, up)
 
 
 def geglu(gate: Tensor, up: Tensor) -> Lowered:
-    """gelu of one tensor, times another one."""
+    """GELU of one tensor, times another tensor."""
     return elementwise("geglu", gate, up)
 
 

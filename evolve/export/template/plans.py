@@ -2,7 +2,7 @@
 
 A call's key holds everything on which a decision depends: shapes, strides and dtypes of tensors, other arguments by
 value, and the modes of PyTorch and the package. A kernel must read the caller's tensors or copies of them, and write
-the result itself; where further operations are needed, there is no plan.
+the result itself; if further operations are needed, there is no plan.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,7 +43,7 @@ def key_of(arguments: tuple[Any, ...], named: Mapping[str, Any], tensors: list[T
     if not modes_are_plain():
         return None
     facts: list[Any] = [
-        id(options.current()),  # each combination exists once, and is never deleted
+        id(options.current()),  # the id suffices: each combination exists once, and is never deleted
         _gradients(),
         _deterministic(),
         _tf32(),
@@ -71,8 +71,8 @@ def _add(values: Sequence[Any], facts: list[Any], tensors: list[Tensor]) -> bool
             tensors.append(x)
             facts.append((x.shape, x.stride(), x.dtype, x.device, x.requires_grad, x.is_neg()))
         elif kind in PLAIN:
-            facts.append(kind)  # 1, 1.0 and True are equal
-            facts.append(x or repr(x))  # and so are 0.0 and -0.0
+            facts.append(kind)  # include the type, because 1, 1.0 and True are equal
+            facts.append(x or repr(x))  # include the text of zeros, because 0.0 and -0.0 are equal
         elif isinstance(x, tuple | list):
             facts.append((kind, len(x)))
             if not _add(x, facts, tensors):
@@ -101,7 +101,7 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def with_replaced(run: Run, at: int, make: Callable[[Tensor], Tensor], *tensors: Tensor) -> Any:
-    """Run a plan with a tensor that is made from one of the call's in its place."""
+    """Run a plan in which one of the call's tensors is replaced by a tensor made from it."""
     return run(*tensors[:at], make(tensors[at]), *tensors[at + 1 :])
 
 
@@ -111,7 +111,7 @@ def with_casts(run: Run, casts: Sequence[torch.dtype | None], *tensors: Tensor) 
 
 
 def overrides(x: Any) -> bool:
-    """Return whether an argument replaces PyTorch's functions, as a subclass or a variable that fx traces."""
+    """Return whether an argument overrides PyTorch's functions, as a subclass or a variable that fx traces does."""
     kind = type(x)
     return kind is not Tensor and kind is not Parameter and hasattr(kind, "__torch_function__")
 
@@ -125,7 +125,7 @@ class Launchable(Protocol):
     def planned(self, sources: Sequence[Source], outputs: Sequence[Written], parameters: Mapping[str, Number]) -> Run:
         """Return a function that enqueues the kernel for a call's tensors.
 
-        It returns the wanted output, or several in a tuple.
+        It returns the wanted output, or a tuple of several.
         """
 
 
@@ -148,7 +148,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Plan:
-    """Repeats a call: it makes the necessary copies, allocates outputs, and enqueues the kernel."""
+    """Plan of a repeated call: makes the necessary copies, allocates outputs, and enqueues the kernel."""
 
     run: Run  # returns the wanted outputs
     sources: tuple[Source, ...]
@@ -156,7 +156,7 @@ class Plan:
     order: tuple[int, ...]  # which of the wanted outputs are the result
 
     def gathered(self, run: Run, result: Any) -> Run:
-        """Return a function that makes such a result from the outputs of this run."""
+        """Return a function that makes a result like this one from the outputs of this run."""
         kind: Any = type(result)
         outputs, order = sum(out.is_wanted for out in self.written), self.order
         is_tensor = isinstance(result, Tensor)
@@ -193,7 +193,7 @@ def sources_of(reads: Sequence[Reading], tensors: Sequence[Tensor]) -> tuple[Sou
     for view, shape in reads:
         storage = view.untyped_storage().data_ptr()
         places = [at for at, one in enumerate(storages) if one == storage]
-        if len(places) > 1:  # parts of one tensor: the view must be all of one of them
+        if len(places) > 1:  # parts of one tensor: the view must be exactly one of the parts
             whole = [at for at in places if tensors[at].numel() == view.numel()]
             places = [at for at in whole if tensors[at].data_ptr() == view.data_ptr()]
         if len(places) != 1 or view.is_neg() or view.dtype != tensors[places[0]].dtype:
@@ -209,7 +209,7 @@ def sources_of(reads: Sequence[Reading], tensors: Sequence[Tensor]) -> tuple[Sou
 
 
 def _written(made: Made, *, all_wanted: bool) -> tuple[tuple[Written, ...], list[int]] | None:
-    """Return the allocation of a call's outputs and those that are its result, or None if views do not suffice.
+    """Return the allocation of a call's outputs, and which of them are its result; None if views do not suffice.
 
     Without `all_wanted`, only the result is needed.
     """

@@ -21,7 +21,7 @@ def _alike(tensors: int, **options: Sequence[Any]) -> Recipe:
 
 
 def _along(low: float = -2.0, high: float = 2.0) -> Recipe:
-    """Return calls along a dim, with numbers of a range."""
+    """Return calls along a dim, with numbers drawn from a range."""
 
     def recipe(draw: Draw) -> Drawn:
         shape = draw.shape()
@@ -31,7 +31,7 @@ def _along(low: float = -2.0, high: float = 2.0) -> Recipe:
 
 
 def _dtype(draw: Draw) -> dict[str, Any]:
-    """Return the dtype of a result as an argument, where one is given."""
+    """Return the dtype of a result as an argument, if one is given."""
     return draw.choice([{}, {}, {}, {"dtype": None}, {"dtype": torch.float32}])  # type: ignore[no-any-return]
 
 
@@ -124,7 +124,7 @@ def _instance_norm(draw: Draw) -> Drawn:
 
 def _batch_norm(draw: Draw) -> Drawn:
     channels = draw.choice([1, 3, 8])
-    # Elements of running statistics that shared a place would be written in any order.
+    # If elements of running statistics shared an address, the order of writes would be undefined.
     kept = [draw.tensor(channels, dtype=torch.float32, low=low).contiguous() for low in (-2.0, 0.5)]
     affine = [draw.tensor(channels, dtype=torch.float32) for _ in range(2)]
     shape = draw.choice([_images(draw, channels), [5, channels]])

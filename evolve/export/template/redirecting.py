@@ -19,8 +19,8 @@ from evolve.export.template.unrolled import ELSEWHERE
 
 Torch = Callable[..., Any]
 NO_GRAPH = (
-    "no graph was compiled yet; if the model ran, PyTorch traces nothing of it: it leaves a model whose forward calls "
-    "nn.LSTM, nn.GRU or nn.RNN out of its graphs unless torch._dynamo.config.allow_rnn is True"
+    "no graph was compiled yet; if the model ran, PyTorch did not trace it: a model whose forward calls nn.LSTM, "
+    "nn.GRU or nn.RNN is traced only if torch._dynamo.config.allow_rnn is True"
 )
 
 SINGLE = (
@@ -97,7 +97,7 @@ def enabled(functions: Mapping[str, Function]) -> Iterator[Redirected]:
 
 
 class GraphPass:
-    """A pass over a graph as torch.compile traces it, before ops are decomposed; it redirects calls to the package.
+    """A pass over a graph traced by torch.compile, before ops are decomposed. It redirects calls to the package.
 
     Several calls that one op computes are redirected together. `uuid` changes with the package, so that Inductor's
     cache does not return another package's code. After a graph has been compiled, `report` lists the calls that run
@@ -123,7 +123,7 @@ class GraphPass:
 
     @property
     def report(self) -> Redirected:
-        """Which calls of the compiled graphs run kernels, and which were left to PyTorch."""
+        """The calls of the compiled graphs that run kernels, and those that were left to PyTorch."""
         found = Redirected()
         for one in self._traced:
             if one.reason is None:  # not traced, because the calls that it would replace run a kernel
@@ -162,7 +162,8 @@ class _Traced:
     def __init__(self, function: Function) -> None:
         self._function = function
         self.name = function.form.name
-        self.reason: str | None = None  # why PyTorch runs; empty if a kernel does, None before a graph was traced
+        # the reason why PyTorch runs; empty if a kernel runs, None before a graph was traced
+        self.reason: str | None = None
         self.__name__ = self.__qualname__ = f"redirected_{self.name}"
         self.__module__ = __name__
 

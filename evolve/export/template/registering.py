@@ -23,7 +23,7 @@ from reference_ops.op import Number, Op
 from reference_ops.precision import TORCH_DTYPES
 
 Tensors = tuple[Tensor, ...]
-ASKS = "wins"  # the op whose result tells a graph by its size whether a kernel wins
+ASKS = "wins"  # the op whose result's size shows a graph whether a kernel wins
 
 
 class Primitive(Protocol):
@@ -48,7 +48,7 @@ class Primitive(Protocol):
         after_bytes: int,
         learning: Collection[str],
     ) -> str:
-        """Return why no kernel wins for tensors like these, or an empty string."""
+        """Return the reason why no kernel wins for tensors like these, or an empty string."""
 
 
 class Registry:
@@ -59,7 +59,7 @@ class Registry:
         self._primitives = primitives
         self._library: Library | None = None
         self._defined: set[str] = set()
-        self._reasons: dict[str, str] = {}  # why no kernel won at the last call of each op
+        self._reasons: dict[str, str] = {}  # the reason why no kernel won at the last call of each op
         self._lock = threading.RLock()
 
     def define(self, name: str) -> bool:
@@ -74,9 +74,9 @@ class Registry:
     def ask(
         self, call_op: str, views: Sequence[Tensor], parameters: Mapping[str, Number], after_bytes: int = 0
     ) -> bool:
-        """Return whether a kernel wins even if so many bytes are copied after it.
+        """Return whether a kernel wins although this many bytes are copied after it.
 
-        In a graph this adds no guard on sizes.
+        In a graph, this adds no guard on sizes.
         """
         integers = [value for value in parameters.values() if not isinstance(value, float)]
         floats = [value for value in parameters.values() if isinstance(value, float)]
@@ -87,7 +87,7 @@ class Registry:
         return bool(flag.shape[0])
 
     def reason(self, calls: Sequence[Call]) -> str:
-        """Return why no kernel won for these calls, each of which was just tried."""
+        """Return the reason why no kernel won for these calls, each of which was just tried."""
         known = (self._reasons.get(call.op) or "the package has no kernel for it" for call in calls)
         return "; ".join(dict.fromkeys(known))
 
@@ -155,7 +155,7 @@ class Registry:
         parameters = _named(primitive.op, integers, floats)
         learning = frozenset(spec.name for spec, asks in zip(primitive.op.inputs, learns, strict=True) if asks)
         if missing := primitive.gradients.missing(learning):
-            self._reasons[op] = f"the package has no gradient of {op} to {', '.join(sorted(missing))}"
+            self._reasons[op] = f"the package has no gradient of {op} with respect to {', '.join(sorted(missing))}"
         else:
             self._reasons[op] = self._loses(op, tuple(views), parameters, after_bytes, learning)
         wins = not self._reasons[op]
@@ -169,13 +169,13 @@ class Registry:
         after_bytes: Any = 0,
         learning: Collection[str] = (),
     ) -> str:
-        """Return why no kernel wins for tensors that may have no memory, and symbolic sizes; empty if one does."""
+        """Return the reason why no kernel wins for tensors without memory, or with symbolic sizes; empty if one wins."""
         layouts = [(_hints(x.shape), _hints(x.stride())) for x in views]
         copied = _hint(after_bytes)
         hints = {name: value if isinstance(value, float) else _hint(value) for name, value in parameters.items()}
         values = {name: value for name, value in hints.items() if value is not None}
         if None in [part for layout in layouts for part in layout] or copied is None or len(values) < len(hints):
-            return "a size follows from the values of tensors"
+            return "a size depends on the values of tensors"
         with _disable_current_modes(), torch.no_grad():
             metas = tuple(
                 torch.empty_strided(shape or (), stride or (), dtype=x.dtype, device="meta")
@@ -259,7 +259,7 @@ class _Sizes(dict[str, Any]):
 
 
 def _fake_of(op: Op) -> Callable[..., Any]:
-    """Return the function that makes an op's outputs without values, of sizes that may be symbolic."""
+    """Return the function that creates an op's outputs without values, whose sizes may be symbolic."""
 
     def fake(*arguments: Any) -> Any:
         inputs, given = arguments[: len(op.inputs)], arguments[len(op.inputs) :]
@@ -270,7 +270,7 @@ def _fake_of(op: Op) -> Callable[..., Any]:
         free = next(x.dtype for spec, x in zip(op.inputs, inputs, strict=True) if not spec.dtype)
         try:
             shapes = [[int(dim) if dim.isdigit() else sizes[dim] for dim in spec.dims] for spec in op.outputs]
-        except KeyError:  # only an output has this dim, such as the gradient of an enlarged image
+        except KeyError:  # the dim occurs only in an output, such as the gradient of an enlarged image
             found = op.reference(*inputs, **parameters)
             shapes = [list(out.shape) for out in ((found,) if isinstance(found, Tensor) else found)]
         dtypes = [TORCH_DTYPES[spec.dtype] if spec.dtype else free for spec in op.outputs]

@@ -16,7 +16,7 @@ from evolve.export.template.functions import Functions
 
 PASSED, FAILED, LEFT_OUT = "passed", "failed", "left out"
 CHECKS = (*OF_FUNCTIONS, *OF_KERNELS, OPAQUE)
-SECONDS = 45  # by default, so that the test ends within a minute
+SECONDS = 45  # default time limit, so that the test ends within a minute
 BRIEF_CALLS = 2  # random calls of each function in the first round
 
 
@@ -40,7 +40,7 @@ def _tried(check: str, subject: str, run: Callable[[], str]) -> Result:
 def results(
     functions: Functions, names: Sequence[str], setting: Setting, checks: Collection[str] = CHECKS
 ) -> Iterator[Result]:
-    """Yield the result of these checks of functions and their kernels, one function after the other."""
+    """Yield the results of these checks of functions and their kernels, one function after the other."""
     done: set[str] = set()
     for name in names:
         for check, of_function in OF_FUNCTIONS.items():
@@ -75,11 +75,11 @@ class Test:
 
     @property
     def found(self) -> list[Result]:
-        """The results: the worst one of each check of a function or an op."""
+        """The results: for each check of a function or an op, the worst result."""
         return list(self._found.values())
 
     def run(self, names: Sequence[str], told: Callable[[str], None]) -> None:
-        """Run the checks until the time is up. `told` gets a line for each function."""
+        """Run the checks until the time limit. `told` is called with a line for each function."""
         brief = replace(self._setting, calls=min(BRIEF_CALLS, self._setting.calls), sizes=1)
         slow = {OPAQUE} if len(self._checks) > 1 else set()  # PyTorch's own test of an op takes longer than all others
         rounds = [(brief, {*self._checks} - slow, self.reached), (self._setting, {*self._checks}, self.finished)]
@@ -111,7 +111,7 @@ def _line(name: str, found: Sequence[Result], seconds: float, *, is_brief: bool)
 
 
 def _unreached(names: Sequence[str], test: Test) -> Iterator[str]:
-    """Yield a line about the functions for which there was no time."""
+    """Yield lines about the functions for which there was no time."""
     missing = [name for name in names if name not in test.reached | test.finished]
     brief = [name for name in names if name not in {*missing, *test.finished}]
     if missing:
@@ -121,7 +121,7 @@ def _unreached(names: Sequence[str], test: Test) -> Iterator[str]:
 
 
 def table(found: Sequence[Result]) -> str:
-    """Return the number of outcomes of each check, the failures, and why checks were left out."""
+    """Return the number of outcomes of each check, the failures, and the reasons why checks were left out."""
     lines = [f"{'check':<20}{PASSED:>8}{FAILED:>8}{LEFT_OUT:>10}"]
     for check in dict.fromkeys(one.check for one in found):
         outcomes = [one.outcome for one in found if one.check == check]
@@ -144,11 +144,11 @@ def main(functions: Functions, arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("functions", nargs="*", help="functions to test [default: all]")
     parser.add_argument("--calls", type=int, default=8, help="random calls of each function [default: 8]")
     parser.add_argument(
-        "--seconds", type=float, default=SECONDS, help=f"stop after this time; 0: no limit [default: {SECONDS}]"
+        "--seconds", type=float, default=SECONDS, help=f"seconds after which to stop; 0: no limit [default: {SECONDS}]"
     )
     parser.add_argument("--seed", type=int, default=0, help="number of the first random call")
-    parser.add_argument("--device", help="such as cpu or cuda:1 [default: cuda where there is a GPU]")
-    parser.add_argument("--check", action="append", choices=CHECKS, help="only this check; may be repeated")
+    parser.add_argument("--device", help="device, such as cpu or cuda:1 [default: cuda if there is a GPU]")
+    parser.add_argument("--check", action="append", choices=CHECKS, help="run only this check; repeatable")
     given = parser.parse_args(arguments)
     if unknown := [name for name in given.functions if name not in functions]:
         print(f"there is no `{unknown[0]}` in this package")
@@ -161,9 +161,9 @@ def main(functions: Functions, arguments: Sequence[str] | None = None) -> int:
     test = Test(functions, setting, given.check or CHECKS)
     threads = torch.get_num_threads()
     try:
-        torch.set_num_threads(1)  # several threads would wait for each other, because the tensors are small
+        torch.set_num_threads(1)  # several threads would only wait for each other, because the tensors are small
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # warnings of PyTorch about calls that only a test makes
+            warnings.simplefilter("ignore")  # hides warnings of PyTorch about calls that only a test makes
             test.run(names, partial(print, flush=True))
     finally:
         torch.set_num_threads(threads)

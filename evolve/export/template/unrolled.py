@@ -1,4 +1,4 @@
-"""Generated functions without loops for one kind of call: one recognizes it, another launches its kernels.
+"""Generated functions without loops for one kind of call: one recognizes the call, another launches its kernels.
 
 A loop over the tensors of a call would take longer than the rest of the work.
 """
@@ -21,7 +21,7 @@ from evolve.export.template import options
 Run = Callable[..., Any]
 Recalled = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
 REFUSALS = (TypeError, AttributeError, IndexError, ValueError, RuntimeError, ArithmeticError)
-MOST_SHAPES, MOST_OF_SHAPE = 4096, 4  # forgotten kinds are looked up or decided again
+MOST_SHAPES, MOST_OF_SHAPE = 4096, 4  # kinds beyond this number are forgotten, and looked up or decided again
 Shape = tuple[int, ...]
 ELSEWHERE = object()  # the result of a call that PyTorch must run
 PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype))
@@ -38,7 +38,7 @@ class View(NamedTuple):
 
     shape: Shape
     stride: Shape
-    is_whole: bool  # whether it is the tensor as it is
+    is_whole: bool  # whether the view is the whole tensor, unchanged
 
 
 class Source(NamedTuple):
@@ -66,12 +66,12 @@ class Source(NamedTuple):
 
 
 class Written(NamedTuple):
-    """How an output is allocated for the caller: contiguous except for the order of its dims."""
+    """Allocation of an output for the caller: contiguous except for the order of its dims."""
 
     shape: Shape
     stride: Shape
     dtype: torch.dtype
-    is_wanted: bool  # otherwise only memory to which the kernel writes
+    is_wanted: bool  # if not, the output is only memory to which the kernel writes
 
 
 class Kinds:
@@ -95,7 +95,7 @@ class Kinds:
     def remember(
         self, arguments: tuple[Any, ...], named: Mapping[str, Any], tensors: Sequence[Tensor], run: Run, tf32: bool
     ) -> None:
-        """Run this for the tensors of a later call of the same kind; `tf32` says whether it matters."""
+        """Run this for the tensors of a later call of the same kind; `tf32` says whether TF32 matters."""
         one = recalled(arguments, named, tensors, run, uses_tf32=tf32)
         if one is not None:
             if len(self.known) >= MOST_SHAPES:
@@ -232,7 +232,7 @@ def _differs(at: int, x: Any, values: dict[str, Any]) -> str:
 
 
 def _alike(x: Any, fixed: Any) -> bool:
-    """Return whether a value is the same as a fixed one. 1, 1.0 and True are equal, and so are 0.0 and -0.0."""
+    """Return whether a value is the same as a fixed value. 1, 1.0 and True differ, and so do 0.0 and -0.0."""
     if type(x) is not type(fixed):
         return False
     if type(fixed) in SEVERAL:
@@ -241,10 +241,10 @@ def _alike(x: Any, fixed: Any) -> bool:
 
 
 def _guard(tensors: Sequence[Tensor]) -> Callable[..., bool]:
-    """Return a guard that tells whether tensors are like these.
+    """Return a guard that checks whether tensors are like these.
 
     It compares types, keys, shapes, strides, dtypes and GPUs, whether they require gradients, and whether all are
-    distinct. It takes a tenth of the time of tests in Python.
+    distinct. A guard takes a tenth of the time of such checks in Python.
     """
     guards: Any = torch._C._dynamo.guards.TensorGuards  # noqa: SLF001 - with which PyTorch guards its own graphs
     check: Callable[..., bool] = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
@@ -272,7 +272,7 @@ def guards_tell() -> bool:
 
 
 def reading(at: int, source: Source) -> str:
-    """Return the line that gets the address at which a kernel reads an input, after a copy if necessary."""
+    """Return the line of code that gets the address of a kernel's input, after a copy if necessary."""
     x, view = f"t{source.tensor}", source.view
     if view is None:
         return f"    p{at} = {x}.data_ptr() + {source.offset}"
@@ -295,7 +295,7 @@ def contiguous(shape: Shape) -> Shape:
 def launches(count: int, addresses: Sequence[str], mapped: Sequence[int] = ()) -> list[str]:
     """Return the lines that launch this number of kernels with these addresses, with the names of `Ready.planned`.
 
-    `mapped` says which of the addresses each tensor map has.
+    `mapped` gives, for each tensor map, the index of its address.
     """
     every, maps = range(count), range(len(mapped))
     lines = ["    try:", "        own = pop()", "    except IndexError:", "        own = arguments()"]
@@ -316,8 +316,8 @@ def on_device(device: torch.device, call: Run, *tensors: Tensor) -> Any:
 
 
 def allocator(device: torch.device) -> Callable[[Shape, Shape, torch.dtype], Tensor]:
-    """Return a function that allocates a tensor on a device. A GPU must be the current one."""
-    # Graphs of torch.compile use this function, too: it takes half the time of the public one.
+    """Return a function that allocates a tensor on a device. A GPU must be the current device."""
+    # Graphs of torch.compile use this function, too; it takes half the time of the public function.
     if quick := getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None):  # noqa: SLF001
         return quick  # type: ignore[no-any-return]
     return lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype, device=device)
