@@ -70,8 +70,8 @@ compiled graphs; `patch` also exchanges RMS norms that are written out. PyTorch 
 `nn.GRU` or `nn.RNN` out of compiled graphs, unless you set `torch._dynamo.config.allow_rnn = True`. `patch` and
 `enabled` redirect such layers in any case.
 
-You can also call the functions, which are listed below. `explain` prints which kernel a call with these arguments runs,
-and why:
+You can also call the functions, which are listed below. `explain` returns the kernel that a call with these arguments
+runs, and the reason:
 
     print({name}.explain("{first}", ...))
 
@@ -119,7 +119,8 @@ PyTorch's own error at the same dtype. The sanitizer is NVIDIA's compute-sanitiz
 - With `options(autotune=True)`, like `cudnn.benchmark`, the first call for new sizes times the kernels and PyTorch on
   this GPU instead, and the fastest runs. The cache on disk stores the choice for this GPU, driver, PyTorch and package.
 - In eager code, the kernel was faster than eager PyTorch; in a graph of torch.compile, also faster than the compiler's
-  code. The host must also launch a kernel of less than 60 us in less time than PyTorch's. Choices are logged at debug level.
+  code. The host must also launch a kernel of less than 60 us in less time than PyTorch's. Choices are logged at debug
+  level.
 
 Compiled kernels (cubins) come with the package for the GPUs and sizes that were measured. For other sizes a kernel is
 compiled at the first call that needs it, in a few hundredths of a second, and stored in a cache on disk:

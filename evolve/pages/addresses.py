@@ -54,10 +54,10 @@ class Moved(Exception):  # noqa: N818 - an answer, not an error
 
 
 class Links(Protocol):
-    """Turns the address of a page into a link to it."""
+    """Function that turns the address of a page into a link."""
 
     def __call__(self, address: str) -> str:
-        """Return the link, or an empty string if this page is not there."""
+        """Return the link, or an empty string if there is no such page."""
 
 
 def served(address: str) -> str:
@@ -70,7 +70,7 @@ class Without:
     """Links, without those to pages that cannot be made."""
 
     links: Links
-    absent: Collection[str]  # addresses
+    absent: Collection[str]  # addresses of the pages that are left out
 
     def __call__(self, address: str) -> str:
         return "" if address in self.absent else self.links(address)

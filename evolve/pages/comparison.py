@@ -1,4 +1,4 @@
-"""Comparisons: two kernels, two runs, or the devices of an op."""
+"""Comparisons of two kernels, of two runs, or of the devices of an op."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class TimePair:
 
     @property
     def ratio(self) -> float | None:
-        """The speedup of the second kernel over the first one."""
+        """The speedup of the second kernel over the first."""
         return self.a.median_us / self.b.median_us if self.a and self.b else None
 
     @property
@@ -114,11 +114,11 @@ def _side(store: Store, run: Run, past: budget.History, basis: Basis) -> RunSide
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """A kernel that leads on some device, with its mean ratio over the workloads on each device."""
+    """A kernel that is champion on some device, with its mean ratio over the workloads on each device."""
 
     kernel_id: str
     means: tuple[float | None, ...]
-    leads: tuple[int, ...]  # workloads of which it is the champion, by device
+    leads: tuple[int, ...]  # for each device, the number of workloads of which it is the champion
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class DeviceComparison:
     op: str
     lines: tuple[OpLine, ...]
     workloads: tuple[str, ...]
-    champions: tuple[tuple[ChampionTime | None, ...], ...]  # by workload, then by device
+    champions: tuple[tuple[ChampionTime | None, ...], ...]  # rows by workload, columns by device
     rows: tuple[DeviceRow, ...]
 
 

@@ -17,14 +17,14 @@ from evolve.report.basis import Basis
 from evolve.report.profile import quantity
 from evolve.report.standing import basis_of
 
-WIDEST_LOAD = 16  # bytes, where the compiler's traits are unknown
+WIDEST_LOAD = 16  # width in bytes if the compiler's traits are unknown
 CHILDREN_SHOWN = 100
 ANCESTORS_SHOWN = 20
 
 
 @dataclass(frozen=True)
 class Checked:
-    """The checks of one output with one kind of values: their number, and the one nearest to its tolerance."""
+    """The checks of one output with one kind of values: their number, and the check closest to its tolerance."""
 
     output: str
     values: str
@@ -82,8 +82,8 @@ class KernelPage:
     kernel: Kernel
     asked: tuple[Asked, ...]
     parents: tuple[Kernel, ...]
-    ancestors: tuple[str, ...]  # the first parent, its first parent, and so on
-    earlier_ancestors: bool  # whether there are more
+    ancestors: tuple[str, ...]  # the first parent, that kernel's first parent, and so on
+    earlier_ancestors: bool  # whether there are more ancestors
     judged: tuple[Judged, ...]  # GPUs first, newest first
     children: tuple[Child, ...]
     more_children: int

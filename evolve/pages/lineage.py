@@ -11,7 +11,7 @@ from evolve.pages import addresses
 from evolve.report.standing import Standing, first_proposals
 from evolve.report.words import change
 
-MOST = 300  # kernels; of a larger family, those nearest to the population are read
+MOST = 300  # number of kernels; of a larger family, those nearest to the population are read
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Node:
     kernel_id: str
     operator: str
     proposer: str
-    change: str  # its change to its first parent, or its idea
+    change: str  # the change from its first parent, or the kernel's idea
     outcome: str  # empty while it is pending
     ratio: float | None  # best ratio to the basis, if it passed
     alive: bool
@@ -33,7 +33,7 @@ class Node:
 class Family:
     """The trees that hold the population and its ancestors through first parents."""
 
-    nodes: tuple[Node, ...]  # each followed by those below it
+    nodes: tuple[Node, ...]  # each kernel is followed by its descendants
     cut: bool = False  # whether earlier ancestors are left out
 
     @property

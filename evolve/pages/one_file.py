@@ -22,10 +22,12 @@ from evolve.pages.run_page import run_lines, run_page
 from evolve.pages.svg import element
 from evolve.report.standing import devices
 
-KERNELS = 30  # kernel pages per op and device: champions and their ancestors, then the population and its ancestors
-IN_ALL = 1_000  # kernel pages in one file, of 30 to 100 kB each; if ops are many, each gets an equal share
-RUNS = 10  # run pages per op and device, the newest
-COMPARED = 6  # comparisons per op and device: as many kernels with the fittest, and as many runs with the newest
+# number of kernel pages per op and device: champions and their ancestors, then the population and its ancestors
+KERNELS = 30
+# number of kernel pages in one file, of 30 to 100 kB each; if there are many ops, each gets an equal share
+IN_ALL = 1_000
+RUNS = 10  # number of run pages per op and device; the newest runs get one
+COMPARED = 6  # number of comparisons per op and device of kernels with the fittest, and of runs with the newest
 
 Drawn = Callable[[Renderer, str], Iterator[Page]]
 
@@ -82,7 +84,7 @@ def _leading(view: OpPage, most: int) -> list[str]:
 
 
 def _comparisons(store: Store, views: Sequence[OpPage], shown: Collection[str]) -> dict[str, Drawn]:
-    """Return functions that draw comparisons, by addresses: kernels with the fittest, runs with the newest, devices."""
+    """Return functions that draw comparisons, by address: kernels with the fittest, runs with the newest, devices."""
     found: dict[str, Drawn] = {}
     for view in views:
         op = view.standing.op
@@ -140,7 +142,7 @@ def _pages(
 
 
 def _section(page: Page) -> Markup:
-    """Return a page as a section that the script shows at its addresses; without scripts all sections are shown."""
+    """Return a page as a section that the script shows at its addresses. Without scripts, all sections are shown."""
     return element("section", page.body, class_="page", data_page=page.address or "/", data_title=page.title)
 
 

@@ -14,15 +14,15 @@ from evolve.report.best_so_far import Moment, moments
 from evolve.report.standing import Standing, devices, places_of, standing
 from evolve.report.words import one_line
 
-REASONS_READ = 400  # newest failures of each outcome whose reasons are read
+REASONS_READ = 400  # number of newest failures of each outcome whose reasons are read
 REASONS_SHOWN = 4
 AXES = ("evaluations", "tokens", "dollars")
-DOTS_DRAWN = 1_000  # most kernels in the plot of the best so far, beside those with which it rose
+DOTS_DRAWN = 1_000  # most kernels in the plot of the best so far, besides those with which it rose
 
 
 @dataclass(frozen=True)
 class Reason:
-    """A reason why kernels failed, the number of the newest kernels with it, and one of them."""
+    """A reason why kernels failed, the number of the newest kernels that failed for it, and one of these kernels."""
 
     words: str
     number: int
@@ -43,10 +43,10 @@ class OpPage:
     """The content of the page of an op on one device."""
 
     standing: Standing
-    main: bool  # whether this is the device that is shown if none is named
+    main: bool  # whether this is the default device
     devices: tuple[DeviceInfo, ...]
     moments: tuple[Moment, ...]
-    spent: tuple[float, float, float]  # on the op so far, in the order of AXES
+    spent: tuple[float, float, float]  # cost of the op so far, in the order of AXES
     outcomes: tuple[OutcomeLine, ...]
     family: Family
     runs: tuple[Run, ...]  # newest first
@@ -58,7 +58,7 @@ class OpPage:
 
 
 def op_page(store: Store, op: str, device: str = "") -> OpPage | None:
-    """Read the page of an op on a device, by default on its first; None if no kernel of it was evaluated there."""
+    """Read the page of an op on a device, by default its first; None if none of its kernels was evaluated there."""
     found = devices(store, op)
     main = _main(store, op, found)
     info = next((one for one in found if one.key == device), None) if device else main

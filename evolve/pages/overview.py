@@ -18,7 +18,7 @@ from reference_ops.listing import families
 
 OTHER = "own ops"
 RUNS_SHOWN = 8
-IN_MEMORY = ":memory:"  # the name of an archive that is not a file
+IN_MEMORY = ":memory:"  # name of an archive that is not a file
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class OpLine:
     device: DeviceInfo
     champions: tuple[ChampionTime, ...]
     outcomes: Mapping[str, int]
-    workloads: int  # of the op, also those without a champion
+    workloads: int  # number of the op's workloads, with or without a champion
 
     @property
     def of_gpu(self) -> bool:
@@ -92,7 +92,7 @@ class OpLine:
 
 @dataclass(frozen=True)
 class Gain:
-    """The op that gained most over all its workloads, and the idea of its best kernel."""
+    """The op with the largest gain over all its workloads, and the idea of its best kernel."""
 
     line: OpLine
     champion: ChampionTime
@@ -104,14 +104,14 @@ class Overview:
     """The content of the first page."""
 
     archive: str
-    lines: tuple[OpLine, ...]  # by family, then by op
-    ideas: Mapping[str, str]  # of the best kernel of each line, by kernel id
-    runs: tuple[Run, ...]  # the newest, newest first
+    lines: tuple[OpLine, ...]  # sorted by family, then by op
+    ideas: Mapping[str, str]  # idea of the best kernel of each line; key: kernel id
+    runs: tuple[Run, ...]  # the newest runs, newest first
     gain: Gain | None
 
     @property
     def title(self) -> str:
-        """Name of the archive; without an archive of the user, of the shipped one."""
+        """Name of the user's archive or, without one, of the shipped archive."""
         return "Kernels that ship with evolve" if self.archive == IN_MEMORY else f"Kernels in {self.archive}"
 
     @property
@@ -151,7 +151,7 @@ def _champions(leaders: Mapping[str, RankedTimes]) -> Iterable[ChampionTime]:
 
 
 def _gain(lines: Sequence[OpLine], ideas: Mapping[str, str]) -> Gain | None:
-    """Return the op that gained most; ops whose champions are all confirmed come before the others."""
+    """Return the op with the largest gain. Ops whose champions are all confirmed come before the others."""
     gained = [line for line in lines if line.mean and line.best]
     if not gained:
         return None

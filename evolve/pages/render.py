@@ -35,8 +35,8 @@ from evolve.selection.population import Champion
 
 OPS_DRAWN = 40  # most ops in the plot of the overview
 WORKLOADS_DRAWN = 16  # most workloads in the plot of an op
-KNOBS = "knobs"  # the tuner's operator
-MOST_HIGHLIGHTED = 200_000  # characters; a longer text is shown plain
+KNOBS = "knobs"  # operator of the tuner
+MOST_HIGHLIGHTED = 200_000  # number of characters above which a text is shown without colours
 FORMAT = HtmlFormatter(nowrap=True, classprefix="h-")
 
 
@@ -65,7 +65,7 @@ class Renderer:
         )  # fmt: skip
 
     def op(self, view: OpPage, address: str, roofline: Sequence[RooflinePoint] = (), held: str = "") -> Page:
-        """Return an op's page; `held` tells which kernels and runs have a page, if not all have."""
+        """Return an op's page. `held` says which kernels and runs have a page, if not all have one."""
         now = view.standing
         return self._page(
             address, f"{now.op} on {now.device.name}", "op.html", link=Without(self.links, view.absent), view=view,
@@ -134,7 +134,7 @@ class Renderer:
             )
             for line in lines
         ]  # fmt: skip
-        axis = Axis("speedup over the best of PyTorch, a dot per workload", words.times, log=True)
+        axis = Axis("speedup over the best of PyTorch, with a dot per workload", words.times, log=True)
         return svg.ranges("Speedups of the champions by op", axis, rows) if rows else Markup("")
 
     def _curve(self, view: OpPage, axis: int) -> Markup:
@@ -175,7 +175,7 @@ def _ratio_to(basis: Basis) -> str:
 
 
 def _device(name: str) -> str:
-    """Return the name of a device without its maker, which all GPUs here share."""
+    """Return the name of a device without its maker, which is the same for all GPUs here."""
     return name.removeprefix("NVIDIA ")
 
 
@@ -248,7 +248,7 @@ def _labels_of(timed: Sequence[Measurement | TimePair]) -> words.WorkloadLabels:
 
 
 def _visible(value: object) -> object:
-    """Write out control characters and those that change the text direction, in everything but finished HTML."""
+    """Write out control characters and those that change the text direction, except in finished HTML."""
     return value if isinstance(value, Markup) or not isinstance(value, str) else escaped(value)
 
 
@@ -318,7 +318,7 @@ def plain(text: str, label: str) -> Markup:
 
 
 def difference(left: str, right: str, names: tuple[str, str]) -> Markup:
-    """Return a table with two texts side by side, without the lines that both have far from any change."""
+    """Return a table with two texts side by side, without common lines that are far from any change."""
     groups = side_by_side(left, right)
     if not groups:
         return element("p", "The texts are equal.", class_="dim")

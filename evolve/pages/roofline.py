@@ -23,12 +23,12 @@ class Work:
     """The work of a workload on a device."""
 
     flops: int
-    least_bytes: int  # that must be moved
-    arithmetic_us: float  # at the device's measured rates; 0 if they are unknown
+    least_bytes: int  # number of bytes that must be moved
+    arithmetic_us: float  # time at the device's measured rates; 0 if they are unknown
     unit: str  # the units that do the arithmetic
 
 
-WorkOf = Callable[[str, DeviceInfo], Mapping[str, Work]]  # work of an op on a device, by workload
+WorkOf = Callable[[str, DeviceInfo], Mapping[str, Work]]  # the work of an op on a device; key: workload
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class RooflinePoint:
 def work_of(op: str, device: DeviceInfo) -> Mapping[str, Work]:
     """Return the work of an op of the catalog by workload. This loads the op, and PyTorch with it.
 
-    Ops from elsewhere have none, because loading a user's file would run it.
+    Ops outside the catalog have none, because loading a user's file would run it.
     """
     try:
         found = None if catalog.is_path(op) else catalog.load(op)
@@ -91,7 +91,7 @@ Wanted = tuple[str, DeviceInfo]
 
 @dataclass
 class WorkAside:
-    """The work of ops on devices, each read once. Several threads may ask at the same time."""
+    """The work of ops on devices, read once for each. Several threads may read at the same time."""
 
     known: dict[Wanted, Mapping[str, Work]] = field(default_factory=dict)
     reading: threading.Lock = field(default_factory=threading.Lock)

@@ -32,7 +32,7 @@ class Spending:
     passed: int
     tokens: int
     usd: float
-    seconds: float  # seconds of waiting for replies
+    seconds: float  # time spent waiting for replies
     best: float | None  # best ratio to the basis
 
 
@@ -45,7 +45,7 @@ class Find:
     operator: str
     mean: float | None
     best: float | None
-    leads: int  # workloads of which it is the champion
+    leads: int  # number of workloads of which it is the champion
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,11 @@ class RunPage:
     spent: Spent
     legs: int
     spending: tuple[Spending, ...]
-    failures: tuple[tuple[int, str], ...]  # replies without a kernel, by reason
+    failures: tuple[tuple[int, str], ...]  # number of replies without a kernel; key: reason
     outcomes: tuple[tuple[str, int], ...]
     best: tuple[Find, ...]
     qualities: tuple[Quality, ...]
-    others: tuple[Run, ...]  # of the same op on the same device
+    others: tuple[Run, ...]  # other runs of the same op on the same device
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,8 @@ def run_lines(store: Store, op: str = "") -> list[RunLine]:
     of_run = defaultdict[str, list[BriefProposal]](list)
     for proposal in store.find(BriefProposal, op):
         of_run[proposal.run].append(proposal)
-    latest: dict[tuple[str, str], dict[str, float]] = {}  # by op and device: speedups of the kernels that passed
+    # key: op and device; value: speedups of the kernels that passed
+    latest: dict[tuple[str, str], dict[str, float]] = {}
     for run in runs:
         key = run.op, run.device
         if key not in latest and known_basis(run.device.partition(" ")[0]).is_pytorch:

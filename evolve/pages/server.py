@@ -48,14 +48,14 @@ HEADERS = {
 }
 STATIC = {"style.css": "text/css", "pages.js": "text/javascript"}
 POLL_SECONDS, QUIET_SECONDS = 0.5, 15.0
-PATIENCE = 10  # least time between two announcements of changed pages, as a multiple of the time to make them
-KEPT = 64  # pages
+PATIENCE = 10  # least time between two announcements of changed pages, as a multiple of the time to render them
+KEPT = 64  # number of pages that are kept
 
 Stamp = tuple[tuple[int, int], ...]
 
 
 class Answering(Protocol):
-    """Makes the pages of an archive."""
+    """Site that makes the pages of an archive."""
 
     def page(self, store: SqliteStore, words: tuple[str, ...]) -> Page | str:
         """Return the page with this address, or plain text to save; raises Absent or Moved."""
@@ -73,7 +73,7 @@ def stamp(archive: Path) -> Stamp:
         except OSError:
             found.append((0, 0))
             continue
-        # Reading an archive creates and removes an empty log.
+        # An empty log does not count: reading an archive creates and removes one.
         found.append((stat.st_mtime_ns, stat.st_size) if stat.st_size else (0, 0))
     return tuple(found)
 
@@ -85,15 +85,18 @@ def opened(archive: Path) -> SqliteStore:
 
 @dataclass
 class Pages:
-    """The pages of one archive, each kept until the archive changes."""
+    """The pages of one archive. Each page is kept until the archive changes."""
 
     archive: Path
     site: Answering
     kept: OrderedDict[str, tuple[Stamp, Page | str]] = field(default_factory=OrderedDict)
-    cost_seconds: float = 0.0  # of the last page that was made
+    cost_seconds: float = 0.0  # time to render the last page
 
     def get(self, path: str) -> Page | str:
-        """Return a page. This is called in several threads; a page that two threads request at once is made twice."""
+        """Return a page.
+
+        This is called in several threads; a page that two threads request at the same time is rendered twice.
+        """
         now, (at, page) = stamp(self.archive), self.kept.get(path, ((), ""))
         if at == now:
             return page
@@ -110,7 +113,7 @@ class Pages:
 
 @dataclass(frozen=True)
 class Guard:
-    """Filter that passes only reading requests from a browser on this machine, and sets the headers of every answer."""
+    """Filter that passes only read requests from a browser on this machine, and sets the headers of every answer."""
 
     app: ASGIApp
 
@@ -129,7 +132,7 @@ class Guard:
 
 
 def refused(method: str, headers: list[tuple[bytes, bytes]]) -> Response | None:
-    """Return why a request is not answered: another Host, as after DNS rebinding, another site, or another method."""
+    """Return the reason to refuse a request: another Host, as after DNS rebinding, another site or another method."""
     given: dict[str, list[str]] = {}
     for name, value in headers:
         given.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
@@ -197,7 +200,7 @@ def _document(page: Page, status: int = 200) -> Response:
 
 
 async def changes(pages: Pages, ending: Callable[[], bool] = lambda: False) -> AsyncGenerator[str]:
-    """Yield an event whenever the archive has changed, and a comment from time to time to notice a lost reader."""
+    """Yield an event whenever the archive has changed, and a comment at intervals, to detect a closed connection."""
     last, told, quiet = stamp(pages.archive), time.monotonic(), 0.0
     yield "retry: 2000\n\n"
     while not ending():
@@ -217,11 +220,12 @@ def listening(port: int) -> socket.socket:
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((HOST, port))
-        found.listen()  # a browser that connects before the server is ready waits
+        found.listen()  # a browser that connects before the server is ready must wait
     except OSError as error:
         found.close()
         raise UserError(
-            f"port {port} of {HOST} cannot be used: {error.strerror}", "name another with --port, or 0 for any free one"
+            f"port {port} of {HOST} cannot be used: {error.strerror}",
+            "name another port with --port, or 0 for any free port",
         ) from error
     return found
 

@@ -26,7 +26,7 @@ Words = tuple[str, ...]
 
 @dataclass
 class Site:
-    """Makes the pages of an archive."""
+    """Site that makes the pages of an archive."""
 
     renderer: Renderer = field(default_factory=lambda: Renderer(addresses.served))
     work: WorkAside = field(default_factory=WorkAside)
@@ -100,6 +100,6 @@ class Site:
 
 
 def _whole(store: Store, what: str, given: str) -> str:
-    """Return the id of the one kernel or run that begins with these characters, or an empty string."""
+    """Return the id that begins with these characters, or an empty string unless there is exactly one."""
     found = store.find(Run, prefix=given) if what == "runs" else store.find(KernelSummary, prefix=given)
     return found[0].id if given and len(found) == 1 else ""

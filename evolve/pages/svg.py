@@ -8,15 +8,15 @@ from markupsafe import Markup, escape
 
 from archive.characters import escaped
 
-WIDTH, HEIGHT = 520, 250  # width; a phone shows it at two thirds of this size
-LEFT, RIGHT, TOP, BOTTOM = 52, 26, 26, 40  # margins
-COLORS = 6  # classes c0 to c5 of the style sheet
+WIDTH, HEIGHT = 520, 250  # size of a plot; a phone shows it at two thirds of this size
+LEFT, RIGHT, TOP, BOTTOM = 52, 26, 26, 40  # margins of a plot
+COLORS = 6  # number of colours: classes c0 to c5 of the style sheet
 DOTS_SHOWN = 1_500  # most dots that a plot draws
-NARROW = 4.0  # a logarithmic axis that spans less has evenly spaced ticks
+NARROW = 4.0  # a logarithmic axis with a smaller range has evenly spaced ticks
 BAR, GAP, LABEL_WIDTH = 13, 3, 150  # height of a bar, space below it, and space for labels left of the bars
 WORDS_WIDTH = 160  # space right of the longest bar for words such as `12345 µs autotune` in the large type of a phone
-LABEL_LENGTH = 22  # characters
-OP_WIDTH, OP_LENGTH = 195, 30  # of a label with an op and a device
+LABEL_LENGTH = 22  # most characters of a label
+OP_WIDTH, OP_LENGTH = 195, 30  # width and length of a label with an op and a device
 
 Point = tuple[float, float]
 
@@ -29,7 +29,7 @@ class Dot:
     y: float
     words: str
     href: str = ""
-    kind: str = ""  # class of the style sheet
+    kind: str = ""  # class in the style sheet
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class BarGroup:
-    """Bars that share a label; the mark is a lower bound of their values."""
+    """Bars with a common label; the mark is a lower bound of their values."""
 
     label: str
     bars: Sequence[Bar]
@@ -81,7 +81,7 @@ class _Scale:
 
 
 def element(tag: str, *children: object, **attributes: object) -> Markup:
-    """Return an element. `_` in attribute names becomes `-`, and a trailing one is dropped."""
+    """Return an element. `_` in attribute names becomes `-`, and a trailing `_` is dropped."""
     given = "".join(
         [
             f' {name.rstrip("_").replace("_", "-")}="{_shown(value)}"'
@@ -229,7 +229,7 @@ def bars(title: str, groups: Sequence[BarGroup]) -> Markup:
 
 
 def ranges(title: str, axis: Axis, rows: Sequence[tuple[str, str, Sequence[Dot]]]) -> Markup:
-    """Return a row of dots per label, on one axis with a line at 1; each row is a label, a link and dots."""
+    """Return a row of dots per label, on one axis with a line at 1. Each row has a label, a link and dots."""
     values = [dot.x for _, _, dots in rows for dot in dots] or [1.0]
     scale = _Scale(*_range([*values, 1.0], axis.log), OP_WIDTH, WIDTH - RIGHT, axis.log)
     height = 22 * len(rows)

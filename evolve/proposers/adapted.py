@@ -21,18 +21,18 @@ from reference_ops.op import NORMAL, Number, Op, Tensors, TensorSpec, Workload
 
 C_TYPES = {"float32": "float", "float64": "double", "int64": "long long", "int32": "int"}
 SEEDS, MOST_WORKLOADS, MOST_VALUES = 2, 3, 2
-RELATIVE, ABSOLUTE = 1e-9, 1e-12  # between results in float64
+RELATIVE, ABSOLUTE = 1e-9, 1e-12  # largest difference between results in float64
 EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12)  # values of `eps` to try besides the catalog's
-LEADING, TRAILING = "leading", "trailing"  # which dims of a task are one dim of the catalog's op
+LEADING, TRAILING = "leading", "trailing"  # which of a task's dims are joined to one dim of the catalog's op
 
 
 @dataclass(frozen=True)
 class Equivalent:
-    """An op of the catalog, in terms of the task: its tensors, its dims as products, and its parameters."""
+    """An op of the catalog in terms of a task: its tensors, its dims as products, and its parameters."""
 
     op: Op
-    tensors: Mapping[str, str]  # the task's names, by the op's; outputs that the task lacks are left out
-    dims: Mapping[str, str]  # such as "batch * features", by the op's names
+    tensors: Mapping[str, str]  # the task's names by the op's names; outputs that the task lacks are left out
+    dims: Mapping[str, str]  # products such as "batch * features"; key: the op's name of the dim
     parameters: Mapping[str, Number]
 
 
@@ -58,7 +58,8 @@ def find_equivalents(task: Op) -> list[Equivalent]:
 
 def equivalents(task: Op) -> list[Equivalent]:
     """Return the ops of the catalog that compute the same as the task, in the order of their names."""
-    if not task.emulated or task.parameters:  # a CPU must compute it, and its kernels would need constants as arguments
+    # the CPU must compute the task, and its kernels would need constants for its parameters
+    if not task.emulated or task.parameters:
         return []
     workloads = (*task.emulated, *task.awkward)[:MOST_WORKLOADS]
     drawn = [

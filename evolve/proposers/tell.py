@@ -20,7 +20,7 @@ TELL = "tell"
 MAX_BYTES = 2**30
 SUFFIXES = (".cu", ".jsonl")
 LINES_SHOWN = 12
-NO_OP = "neither its custom_id, which `evolve ask` did not write, nor a kernel in the reply names an op"
+NO_OP = "no op is named, neither by its custom_id, which `evolve ask` did not write, nor by a kernel in the reply"
 NAMED_OP = re.compile(r"""^\s*op\s*=\s*["']([^"']+)["']""", re.MULTILINE)
 
 
@@ -30,8 +30,8 @@ class TellProposer:
 
     files: tuple[Path, ...]
     name: str = TELL
-    kernels: Mapping[str, Kernel] = field(default_factory=dict)  # by id; edits in a reply refer to them
-    operator: str = TELL  # how the kernels in `.cu` files were made, from `parents`
+    kernels: Mapping[str, Kernel] = field(default_factory=dict)  # kernels to which edits in a reply refer; key: id
+    operator: str = TELL  # operator by which the kernels in `.cu` files were made from `parents`
     parents: tuple[str, ...] = ()
 
     def propose(self, request: Request) -> Iterator[Proposal]:
@@ -90,7 +90,7 @@ def unassigned(files: tuple[Path, ...]) -> tuple[str, ...]:
 
 
 def places_of(files: tuple[Path, ...], label: str) -> tuple[str, ...]:
-    """Return the files, and the lines of batches, that hold kernels or replies for the op with this `label`."""
+    """Return the files, and the lines of batches, that contain kernels or replies for the op with this `label`."""
     found: dict[str, list[int]] = {}
     for entry in _entries(files):
         if label == (entry.custom_id.op if entry.custom_id else entry.named_op or entry.default_op):
@@ -111,10 +111,10 @@ class _Entry:
 
     file: Path
     text: str
-    named_op: str  # the op that the kernel's own plan names
+    named_op: str  # the op named in the kernel's own plan
     custom_id: CustomId | None = None
     reply: BatchReply | None = None
-    default_op: str = ""  # the op it counts for if nothing names one
+    default_op: str = ""  # the op to which the text is assigned if it names none
     line: int = 0  # line in the batch file
 
     def is_for(self, op: str) -> bool:
@@ -168,7 +168,7 @@ def _in_batch(file: Path, text: str) -> Iterator[_Entry]:
                line=line)
         for line, reply in zip(lines, replies, strict=True)
     ]  # fmt: skip
-    # Lines that do not name an op count for the first op in the file, so that each failure is reported once.
+    # Lines that do not name an op are assigned to the first op in the file, so that each failure is reported once.
     ops = (entry.custom_id.op if entry.custom_id else entry.named_op for entry in entries)
     default = next(filter(None, ops), "")
     yield from (replace(entry, default_op=default) for entry in entries)
@@ -181,7 +181,7 @@ def _op_named(text: str) -> str:
 
 
 def _from_source(entry: _Entry, request: Request, origin: Proposal) -> Proposal:
-    """Return the proposal for a `.cu` file, which holds one kernel and nothing else."""
+    """Return the proposal for a `.cu` file, which contains one kernel and nothing else."""
     try:
         return replace(origin, kernel=parse_for(entry.text, signature(request.op)))
     except PlanError as error:

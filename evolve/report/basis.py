@@ -1,4 +1,4 @@
-"""The basis of speedups: PyTorch's times on a GPU, elsewhere those of the op's first kernel."""
+"""The basis of speedups: PyTorch's times on a GPU, and the times of the op's first kernel elsewhere."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -19,17 +19,18 @@ def geometric_mean(values: Iterable[float]) -> float | None:
 class Basis:
     """The times that count as 1.00x. PyTorch's are measured beside each kernel, so they are not repeated here.
 
-    The emulator simulates each thread of a kernel, but not PyTorch, so that a ratio of the two says nothing.
+    The emulator simulates each thread of a kernel, but PyTorch runs natively, so a ratio of the two is meaningless.
     """
 
-    first_us: Mapping[str, float] | None = None  # of the first kernel, by workload; None: PyTorch's times count
+    # times of the first kernel by workload; None: PyTorch's times are the basis
+    first_us: Mapping[str, float] | None = None
 
     @property
     def is_pytorch(self) -> bool:
         return self.first_us is None
 
     def ratio(self, timed: Measurement | Timing) -> float | None:
-        """Return a kernel's speedup over the basis; None where no first kernel is known."""
+        """Return a kernel's speedup over the basis; None if no first kernel is known."""
         if self.first_us is None:
             return timed.speedup
         first = self.first_us.get(timed.workload)
@@ -50,5 +51,5 @@ PYTORCH, UNKNOWN = Basis(), Basis({})
 
 
 def known_basis(kind: str) -> Basis:
-    """Return the basis on a device of this kind as far as it is known without an archive."""
+    """Return the basis on a device of this kind, as far as it is known without an archive."""
     return PYTORCH if policy_of(kind).times_are_gpu_times else UNKNOWN

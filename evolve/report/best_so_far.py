@@ -14,14 +14,14 @@ from evolve.report.basis import Basis
 from evolve.selection.population import BASELINE, FIGURES, MEDIAN
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-PLAIN = "_.-=+*#@"  # for terminals without Unicode
-COLUMNS = 16  # of a small curve
+PLAIN = "_.-=+*#@"  # characters for terminals without Unicode
+COLUMNS = 16  # width of a small curve
 Curve = tuple[tuple[float, float], ...]  # the number of evaluations or proposals, and the best so far
 
 
 @dataclass(frozen=True)
 class Moment:
-    """A kernel that passed: the cost by then, its ratio to the basis, and the best so far."""
+    """A kernel that passed: the cost up to it, its ratio to the basis, and the best so far."""
 
     kernel_id: str
     spent: tuple[float, float, float]  # evaluations, tokens and dollars
@@ -38,7 +38,7 @@ def moments(
 ) -> list[Moment]:
     """Return kernels that passed in the order of their evaluation, with the best so far after each.
 
-    These are the first one, those that raised the best so far, and about `most` of the others, evenly spaced.
+    These are the first kernel, those that raised the best so far, and about `most` of the others, evenly spaced.
     """
     judged = [one.created for one in verdicts]
     asked = [one.created for one in proposals]
@@ -58,7 +58,7 @@ def moments(
 def rises(ranked: Sequence[RankedTimes], verdicts: Sequence[Judged], basis: Basis) -> Curve:
     """Return the best so far after the first and the last kernel that passed, and whenever it rose.
 
-    Each is a pair of the number of evaluations by then and the geometric mean over all workloads, as in `moments`.
+    Each item is the number of evaluations up to the kernel and the geometric mean over all workloads, as in `moments`.
     """
     judged = [one.created for one in verdicts]
     timed, rose = _rises(ranked, basis)
@@ -68,9 +68,9 @@ def rises(ranked: Sequence[RankedTimes], verdicts: Sequence[Judged], basis: Basi
 
 
 def _rises(ranked: Sequence[RankedTimes], basis: Basis) -> tuple[Sequence[RankedTimes], dict[int, float]]:
-    """Return the kernels with times in the order of evaluation, and the best so far after some, by place among these.
+    """Return the kernels with times in the order of evaluation, and the best so far by the place of the kernel.
 
-    These are the first kernel and those with which the best so far rose.
+    The best so far is given for the first kernel and for those that raised it.
     """
     timed = sorted((one for one in ranked if one.times), key=attrgetter("created"))
     sets = dict.fromkeys(one.workloads for one in ranked if one.times)
@@ -105,7 +105,7 @@ def largest_ratio(ranked: Sequence[RankedTimes], basis: Basis) -> float:
 
 
 def _columns(ranked: Sequence[RankedTimes], basis: Basis) -> Iterator[tuple[Sequence[int], Iterable[float]]]:
-    """Yield for each set of workloads, and each workload in it, the places of the kernels and their ratios.
+    """Yield the places and the ratios of the kernels for each workload in each set of workloads.
 
     Whole columns of the packed times are divided, because there may be tens of thousands of kernels.
     """

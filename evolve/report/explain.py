@@ -26,7 +26,7 @@ from evolve.report.words import counted, figure, idea, moment, percent, short, t
 
 # Parameters of the evaluator, repeated here for printing; tests compare them with the evaluator's own.
 POISONS, GAP_BYTES, ALIGNMENTS, PHYSICAL_SHARE = (0xFF, 0x7E, 0x3F, 0x00), 4096, (16, 512), 0.8
-INDENT = 3  # columns before the details of a step
+INDENT = 3  # number of columns before the details of a step
 WIDE = 120  # minimum width, in columns, at which the values are described
 
 
@@ -66,7 +66,7 @@ def _because(verdict: Evaluation, earlier: Sequence[Evaluation]) -> Text:
         return Text("PASSED: every step up to the timing. It is not confirmed yet.", "green")
     last_pass = next((e for e in reversed(earlier) if e.passed), None)
     when = f" on {moment(last_pass.created)}" if last_pass and last_pass.created else ""
-    again = f" It had passed{when}, and failed when it was tested again." if last_pass else ""
+    again = f" It had passed{when}, but failed when it was tested again." if last_pass else ""
     return Text(f"FAILED at step {stopped_at(verdict):d}: {verdict.outcome}.{again}", "red")
 
 
@@ -130,9 +130,9 @@ def _memory(verdict: Evaluation) -> Text:
     (first, second, third, _), (least, usual) = (f"0x{poison:X}" for poison in POISONS), ALIGNMENTS
     return Text(
         f"Before each run, outputs and workspace were filled with {first} or {second} (NaN or huge numbers), with "
-        f"{third} (ordinary numbers), with zeros or with noise, or were left as the last call left them. At least "
+        f"{third} (ordinary numbers), with zeros or with noise, or were left unchanged after the last call. At least "
         f"{GAP_BYTES} bytes before and after every buffer, inputs included, held noise. Each run placed the buffers "
-        f"in a new order, aligned to {least} bytes only or to the usual {usual}. Nothing outside them was written, and "
+        f"in a new order, aligned to only {least} bytes or to the usual {usual}. Nothing outside them was written, and "
         "inputs stayed identical."
     )
 
@@ -154,7 +154,7 @@ def _numbers(verdict: Evaluation, width: int) -> Iterator[RenderableType]:
     if verdict.passed and timed:
         yield Text(
             "Each shape ran at least twice on the same normal numbers, and then on rows of every kind of values. The "
-            "outputs of the fastest timed call and of others chosen at random were judged too."
+            "outputs of the fastest timed call and of some randomly chosen calls were judged, too."
         )
 
 
@@ -206,7 +206,9 @@ def _time(verdict: Evaluation, width: int) -> Iterator[RenderableType]:
     samples = f"{counts.pop()} at each workload" if len(counts) == 1 else each
     yield Text(f"Timed calls: {samples}, each with its own inputs and poisoned outputs. 95 %: interval of the median.")
     if any(m.coarse for m in verdict.measurements):
-        yield Text(f"Fewer than {FULL_SAMPLES} samples: the kernel was clearly slower there than the champion.")
+        yield Text(
+            f"Fewer than {FULL_SAMPLES} samples: the kernel was clearly slower than the champion at these workloads."
+        )
     graphs = [f"{figure(m.graph_us)} µs at {labels[m.workload]}" for m in verdict.measurements if m.graph_us]
     if graphs:
         yield Text(f"As one of several calls in a CUDA graph: {', '.join(graphs)}.")

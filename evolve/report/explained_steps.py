@@ -42,8 +42,8 @@ MEANINGS = {
     Outcome.PASSED: Meaning(CONFIRMATION, "The kernel passed every test.", ""),
     Outcome.UNSUPPORTED: Meaning(
         COMPILING,
-        "The kernel needs something that this device, or this version of evolve, does not offer.",
-        "Do without that feature, or evaluate the kernel on a device that has it.",
+        "The kernel needs a feature that this device, or this version of evolve, does not support.",
+        "Avoid that feature, or evaluate the kernel on a device that supports it.",
     ),
     Outcome.ILLEGAL: Meaning(
         COMPILING,
@@ -59,7 +59,7 @@ MEANINGS = {
     Outcome.COMPILE_ERROR: Meaning(
         COMPILING,
         "The compiler rejected the source.",
-        "Start with the first message below, which names the line; later ones often follow from it.",
+        "Start with the first message below, which names the line; later messages often follow from it.",
     ),
     Outcome.LAUNCH_ERROR: Meaning(
         MEMORY,
@@ -68,7 +68,7 @@ MEANINGS = {
     ),
     Outcome.CRASHED: Meaning(
         MEMORY,
-        "The kernel crashed its process: by an access to unallocated memory, a misaligned access or a trap.",
+        "The kernel crashed its process by an access to unallocated memory, a misaligned access or a trap.",
         "Check the index arithmetic at the edges, and 32-bit overflow in large tensors.",
     ),
     Outcome.TIMED_OUT: Meaning(
@@ -89,15 +89,15 @@ MEANINGS = {
     Outcome.WRONG: Meaning(
         NUMBERS,
         "An output differs from PyTorch's float64 result by more than the rounding of this dtype explains.",
-        "Start with the element named below. An error for one kind of values alone points to overflow, cancellation "
-        "or a special case such as ties and infinities.",
+        "Start with the element named below. An error for only one kind of values points to overflow, cancellation or "
+        "a special case such as ties and infinities.",
     ),
     Outcome.KEEPS_STATE: Meaning(
         COMPILING,
         "The kernel keeps data from one call to the next, has a place to keep it, or reads a clock: a later call could "
         "repeat an earlier answer or behave differently.",
         "Use no __device__ variables, no allocation and no clock: declare a [workspace], and compute the outputs of "
-        "each call from its inputs alone.",
+        "each call only from its inputs.",
     ),
     Outcome.IMPLAUSIBLE: Meaning(
         TIME,
@@ -107,8 +107,8 @@ MEANINGS = {
     ),
     Outcome.DUPLICATE: Meaning(
         COMPILING,
-        "Its machine code and launches equal those of another kernel, whose verdict holds, so it was not run.",
-        "Change what the GPU does, not only how the source is written.",
+        "Its machine code and launches equal those of another kernel, whose verdict applies, so it was not run.",
+        "Change the work of the GPU, not only the text of the source.",
     ),
     Outcome.UNSAFE: Meaning(
         CONFIRMATION,
@@ -129,7 +129,7 @@ VALUES = {
     "far_below": "all far below zero, at -1e10, in float16 at -4000",
     "heavy_tail": "a few elements make up most of a sum",
     "shifted": "each row around its own centre, some far below zero",
-    "moved": "normal numbers, at another scale each time",
+    "moved": "normal numbers, at a different scale each time",
     "shifted_columns": "each column or channel around its own centre",
     "integers": "small integers: the result must be exact",
     "constant": "one number per row, zero in some rows",
@@ -138,14 +138,14 @@ VALUES = {
     "tiny": "down to the smallest subnormal numbers",
     "faint": "far below float16's range",
     "vast": "far above float16's range",
-    "zero": "nothing but zeros", "minute": "all around 1e-8",
+    "zero": "only zeros", "minute": "all around 1e-8",
     "subnormal": "all subnormal",
     "saturating": "all around 100",
     "overflowing": "up to the largest float16",
     "NaN": "a few NaN", "saved_NaN": "a few NaN in what the forward saved",
     "infinite": "a few infinities of both signs",
     "saved_infinite": "a few infinities in what the forward saved",
-    "minus_inf_rows": "rows of nothing but -inf",
+    "minus_inf_rows": "rows of only -inf",
     "clashing": "NaN beside infinities, and several infinities in a row",
     "mixed": "rows of each kind",
 }  # fmt: skip

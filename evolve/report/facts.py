@@ -33,7 +33,7 @@ def of_standing(standing: Standing) -> Facts:
 
 
 def of_unmeasured(op: str, kernels: Sequence[Kernel]) -> Facts:
-    """Return the facts on an op that no device has evaluated, with the keys of a standing."""
+    """Return the facts on an op that no device has evaluated, with the same keys as for a standing."""
     return {
         "op": op, "device": None, "champions": [], "population": [], "outcomes": {}, "pending": 0,
         "replies_without_kernel": 0, "kernels": [of_kernel(kernel) for kernel in kernels],

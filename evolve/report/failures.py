@@ -1,4 +1,4 @@
-"""Requests that gave no kernel: how many for each reason, and a list of them with the ids that `evolve show` takes."""
+"""Requests that gave no kernel: their number for each reason, and a list with the ids that `evolve show` accepts."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,7 +12,7 @@ from evolve.report.words import counted, moment, one_line, short
 
 REASONS_SHOWN, REASON_CHARACTERS = 3, 160
 MOST_LISTED = 50
-NARROW = 70  # columns, below which only the reason and the id are shown
+NARROW = 70  # number of columns below which only the reason and the id are shown
 
 
 def reasons(failures: Iterable[str]) -> list[tuple[int, str]]:

@@ -1,6 +1,6 @@
 """Figures of the README: a table and a picture of the shipped champions' results, made from shipped measurements.
 
-Everything here is text. The same measurements give the same text, so that a check can compare them.
+The results are text. Equal measurements give equal text, so that a check can compare it.
 """
 
 import math
@@ -39,8 +39,8 @@ class FamilyFigures:
 
     family: str
     ops: int
-    workloads: int  # of these ops, also those without a champion
-    measurements: tuple[Measurement, ...]  # of the champion on each workload
+    workloads: int  # number of workloads of these ops, with or without a champion
+    measurements: tuple[Measurement, ...]  # measurements of the champion on each workload
 
     @property
     def lights(self) -> list[float]:
@@ -62,7 +62,7 @@ class DeviceFigures:
     device: str
     families: tuple[FamilyFigures, ...]
     toolchains: tuple[str, ...]
-    dates: tuple[str, str]  # of the first and the last measurement
+    dates: tuple[str, str]  # dates of the first and the last measurement
 
     @property
     def total(self) -> FamilyFigures:
@@ -160,7 +160,7 @@ def with_section(readme: str, written: str) -> str | None:
 
 
 ROW, LEFT, PANEL, TOP, TICK_ROOM = 22, 150, 250, 56, 26  # pixels
-RIGHT = LEFT + PANEL + 70  # where the second panel begins
+RIGHT = LEFT + PANEL + 70  # left edge of the second panel
 LIGHT_COLOUR, SPEED_COLOUR, WORST_COLOUR, TEXT_COLOUR = "#2f7ed8", "#3a9d5d", "#b03a2e", "#24292f"
 SLOWER_COLOUR = "#c98a2b"
 LEGEND = "bars: geometric means; red: the worst workload; dashed: the speed of light, and PyTorch"
@@ -169,7 +169,7 @@ TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 
 @dataclass(frozen=True)
 class LogAxis:
-    """The axis of speedups, on which twice as fast is as far from PyTorch as half as fast."""
+    """The logarithmic axis of speedups: 2x and 0.5x are equally far from PyTorch."""
 
     low: float
     high: float
@@ -180,7 +180,7 @@ class LogAxis:
 
     @property
     def ticks(self) -> list[float]:
-        """The round numbers on the axis besides 1, without those too near to another one."""
+        """The round numbers on the axis besides 1, without those that are too close to another."""
         kept: list[float] = []
         for tick in sorted((one for one in TICKS if self.low <= one <= self.high), key=lambda one: abs(math.log(one))):
             if all(abs(self(tick) - self(other)) >= TICK_ROOM for other in (1.0, *kept)):

@@ -24,8 +24,11 @@ MEANS = (
     "light and speedup: geometric means over the workloads with a champion of its share of the speed of light, and of "
     "its speedup over the best of PyTorch"
 )
-REACHED = "reached, 1"  # name of the archived values; increase its number when their computation changes
-FASTER_MEANS = f"faster: workloads on which it is faster, of all; {UNCONFIRMED}: a champion is not confirmed yet"
+REACHED = "reached, 1"  # name under which values are archived; increase the number when their computation changes
+FASTER_MEANS = (
+    f"faster: number of workloads on which the champion is faster, of all; {UNCONFIRMED}: a champion is not confirmed "
+    f"yet"
+)
 
 
 @dataclass(frozen=True)
@@ -34,10 +37,10 @@ class Reached:
 
     op: str
     device: DeviceInfo
-    timings: tuple[Timing, ...]  # of the champion on each workload
-    judged: int = 0  # kernels with a verdict
-    workloads: tuple[str, ...] = ()  # of the op, also those without a champion
-    confirmed: bool = True  # whether all champions are
+    timings: tuple[Timing, ...]  # times of the champion on each workload
+    judged: int = 0  # number of kernels with a verdict
+    workloads: tuple[str, ...] = ()  # workloads of the op, with or without a champion
+    confirmed: bool = True  # whether all champions are confirmed
     elsewhere: bool = False  # whether the times of a champion ship with the package
 
     @property

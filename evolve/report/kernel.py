@@ -1,4 +1,4 @@
-"""Reports on one kernel: its text, origin, evaluations and confirmation, and how it differs from another."""
+"""Reports on one kernel: its text, origin, evaluations, confirmation, and differences from another kernel."""
 
 import difflib
 import re
@@ -27,8 +27,8 @@ from evolve.report.words import (
     workload_labels,
 )
 
-NO_OTHER_SHAPES = "correct on the listed shapes; no other was found that op and kernel accept"
-NO_DUEL = "no duel: it is not close to the best of PyTorch on any workload"
+NO_OTHER_SHAPES = "correct on the listed shapes; no other shape was found that both the op and the kernel accept"
+NO_DUEL = "no duel: the kernel is not close to the best of PyTorch on any workload"
 DUELS_NEED_A_GPU = "no duel with PyTorch: that needs a GPU"
 MEASURED_ELSEWHERE = "measured elsewhere and shipped with the package; `evolve verify` measures it on this machine"
 AUDIT_SPEEDUP = 10.0  # a larger speedup is more likely a measurement error
@@ -92,7 +92,7 @@ def sanitizer_words(evaluation: Evaluation) -> tuple[str, str]:
 
 
 def audit(evaluation: Evaluation) -> Iterator[RenderableType]:
-    """Yield a list of the checks that were and were not made if a speedup exceeds 10x, and nothing otherwise."""
+    """Yield a list of the checks that were made and that were not, if a speedup exceeds 10x."""
     comparable = evaluation.passed and known_basis(evaluation.device.kind).is_pytorch
     high = [m for m in evaluation.measurements if m.speedup > AUDIT_SPEEDUP] if comparable else []
     if not high:
@@ -141,7 +141,7 @@ def _audited(evaluation: Evaluation) -> tuple[list[str], list[str]]:
 
 FENCED_KERNEL = re.compile(rf"^[ \t]*(?:`{{3,}}|~{{3,}}).*\n(?:[ \t]*//.*\n)*{re.escape(OPEN)}", re.MULTILINE)
 THEME = "ansi_dark"
-NUMBER_COLUMNS = 4  # for the number of a line
+NUMBER_COLUMNS = 4  # width of line numbers
 DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 
@@ -159,7 +159,7 @@ def kernel_details(
     yield _heading("Proposed")
     yield from (_proposal_line(proposal) for proposal in proposals)
     if not proposals:
-        yield Text("the archive has no proposal of it", "dim")
+        yield Text("the archive has no proposal of this kernel", "dim")
     if children:
         ids = list(dict.fromkeys(short(child.kernel_id) for child in children if child.kernel))
         yield fitted(f"children: {', '.join(ids) or 'none with a kernel'}")
@@ -171,7 +171,7 @@ def kernel_details(
 
 def evaluation_details(evaluation: Evaluation, width: int, basis: Basis) -> Iterator[RenderableType]:
     """Yield the outcome, the measurements, the confirmation and the log of one evaluation."""
-    confirmed = ", confirmed by a fresh process" if evaluation.confirmed else ""
+    confirmed = ", confirmed in a fresh process" if evaluation.confirmed else ""
     style = "green" if evaluation.passed else "red"
     yield _heading(f"On {evaluation.device.name}: {evaluation.outcome}{confirmed}", style)
     if evaluation.shipped:
@@ -269,7 +269,7 @@ def _proposal_line(proposal: Proposal) -> Text:
     if cost.prompt_tokens or cost.completion_tokens:
         parts.append(f"({cost.prompt_tokens} + {cost.completion_tokens} tokens, {cost.seconds:.0f} s)")
     if proposal.kernel and (kernels := len(FENCED_KERNEL.findall(proposal.reply))) > 1:
-        parts.append(f"(the reply has {kernels} kernels; the last complete one was taken)")
+        parts.append(f"(the reply has {kernels} kernels; the last complete kernel was used)")
     return Text(" ".join(parts))
 
 

@@ -28,11 +28,11 @@ class Published:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """The result of one problem: the champions' times, one per workload, or a remark on why there are none."""
+    """The result of one problem: the champions' times, one per workload, or the reason why there are none."""
 
     name: str
     file: str
-    remark: str = ""  # why the problem was not run
+    remark: str = ""  # reason why the problem was not run
     blind: bool = False
     measured: tuple[Mapping[str, Any], ...] = ()
     workloads: int = 1
@@ -94,7 +94,7 @@ def fast_table(tasks: Sequence[TaskResult]) -> Table:
 
 
 def published(checkout: Path, level: int, device: str, read: Callable[[Path], Any]) -> Published:
-    """Return the times in results/timing from the folder with the most times for this GPU model or the default GPU."""
+    """Return the times in results/timing, from the folder with the most times for this GPU model or the default GPU."""
     folders = sorted(folder for folder in (checkout / "results" / "timing").glob("*") if (folder / EAGER).is_file())
     entries = {folder: read(folder / EAGER).get(f"level{level}", {}) for folder in folders}
     for model in (*re.findall(r"[A-Za-z]+\d+", device), DEFAULT_GPU):
@@ -114,7 +114,7 @@ def _level(path: Path, level: int, read: Callable[[Path], Any]) -> dict[str, flo
 
 
 def _us_of(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Return the mean times, which are published in milliseconds, in microseconds."""
+    """Return the published mean times in microseconds. They are published in milliseconds."""
     return {name: 1000 * entry["mean"] for name, entry in entries.items() if "mean" in entry}
 
 

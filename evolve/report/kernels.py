@@ -18,7 +18,7 @@ from evolve.report.words import idea, short, times
 from evolve.selection.view import judged_on_gpus
 
 PENDING = "pending"
-MANY = 10_000  # kernels; to read all verdicts of an op takes less time than to look up these
+MANY = 10_000  # number of kernels above which reading all verdicts of an op takes less time than looking up single ones
 SORTS = ("best", "mean", "when", "op", "outcome", "proposer")
 
 
@@ -35,7 +35,7 @@ class KernelFilter:
 
     @property
     def of_kernels(self) -> bool:
-        """Whether single kernels are chosen, and not only ops, devices and workloads."""
+        """Whether the filter chooses single kernels, and not only ops, devices and workloads."""
         return bool(self.outcome or self.proposer or self.run or self.since)
 
     @property
@@ -93,7 +93,7 @@ def _of(store: Store, op: str, device: DeviceInfo, choice: KernelFilter) -> Iter
         yield KernelLine(verdict.kernel_id, op, device, str(verdict.outcome), mean, max(ratios, default=None), proposal,
                          created)  # fmt: skip
     if pending:
-        judged |= judged_on_gpus(store, op, device) | unasked(store, op, device)  # these wait for no verdict
+        judged |= judged_on_gpus(store, op, device) | unasked(store, op, device)  # kernels that need no verdict here
         for kernel in store.find(KernelSummary, op):
             proposal = proposals.get(kernel.id)
             if kernel.id not in judged and _fits(proposal, choice):
@@ -128,8 +128,9 @@ def _lists_pending(store: Store, device: DeviceInfo, choice: KernelFilter) -> bo
 def _proposals(
     store: Store, op: str, choice: KernelFilter, kernels: Sequence[str] | None = None
 ) -> dict[str, ProposalSummary]:
-    """Return the first proposal of each kernel, or of these, of the chosen run if there is one."""
-    if choice.since and not choice.run and kernels is None:  # a proposal may repeat an earlier one
+    """Return the first proposal of each kernel, or of these kernels, within the chosen run if there is one."""
+    # only with --since, because a proposal may repeat an earlier kernel
+    if choice.since and not choice.run and kernels is None:
         kernels = [one.kernel_id for one in store.find(ProposalSummary, op, since=choice.since) if one.kernel_id]
     if choice.run:
         every = store.find(ProposalSummary, op, run=choice.run)

@@ -24,7 +24,7 @@ from evolve.report.words import (
 )
 from evolve.selection.population import fittest
 
-MOST_SHOWN = 60  # kernels; a larger tree shows only the ancestors of the population
+MOST_SHOWN = 60  # number of kernels above which a tree shows only the ancestors of the population
 COLUMNS_PER_LEVEL, COLUMNS_FOR_TEXT = 4, 44
 
 
@@ -39,13 +39,13 @@ class Lineage:
     children: Mapping[str, Sequence[str]]
     roots: Sequence[str]
     alive: Sequence[str]
-    failures: Mapping[str, Sequence[ProposalSummary]]  # replies without a kernel, by parent
+    failures: Mapping[str, Sequence[ProposalSummary]]  # replies without a kernel; key: parent
     basis: Basis
-    unasked: frozenset[str] = frozenset()  # shipped kernels that wait for no verdict
+    unasked: frozenset[str] = frozenset()  # shipped kernels that need no verdict
 
 
 def lineages(store: Store, op: str, found: Sequence[DeviceInfo | None]) -> list[Lineage]:
-    """Arrange the kernels of an op by their first parents, and read which of them are alive on each device."""
+    """Arrange the kernels of an op by their first parents, and read for each device which of them are alive."""
     with uncollected():
         parents = _first_parents(store, op)
     children: dict[str, list[str]] = defaultdict(list)
@@ -149,7 +149,7 @@ def _label(lines: Lineage, kernel_id: str) -> Text:
     key = lines.device.key if lines.device else ""
     of_kernel = lines.store.find(EvaluationSummary, kernels=[kernel_id], in_force=True)
     verdict = next((one for one in of_kernel if one.device == key), None)
-    # On a device without GPU times, kernels that a GPU has judged wait for no verdict.
+    # On a device without GPU times, kernels that a GPU has judged need no verdict.
     known = not _is_gpu(key) and any(_is_gpu(one.device) for one in of_kernel)
     first_parent = proposal.parents[0] if proposal and proposal.parents else ""
     kernels = {kernel.id: kernel for kernel in lines.store.find(Kernel, ids=[kernel_id, first_parent])}

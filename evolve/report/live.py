@@ -46,7 +46,7 @@ class RunDisplay:
             *failure_lines(progress, most=_failures_shown(height)),
             *waiting_lines(progress),
         ]
-        free = height - 1 - 2 - len(below)  # header and budget; a last empty line prevents scrolling
+        free = height - 1 - 2 - len(below)  # lines of header and budget; a last empty line prevents scrolling
         champions, population = _table_rows(free, len(self.workloads), len(progress.standing.population))
         yield Text()
         yield champions_table(progress.standing, width, self.workloads, interval=width >= 100, most=champions)
@@ -97,7 +97,7 @@ def failure_lines(progress: Progress, most: int) -> list[Text]:
 
 
 def waiting_lines(progress: Progress) -> list[Text]:
-    """Return a line on the requests without a kernel, and one on a wait for a server, if there are any."""
+    """Return a line on the requests without a kernel, and a line on a wait for a server, if there are any."""
     lines = []
     if progress.unread:
         lines.append(one_line_text(("no kernel ", "red"), (tally(progress.unread), "dim")))
@@ -113,15 +113,16 @@ def _failures_shown(height: int) -> int:
 
 def _table_rows(free: int, champions: int, population: int) -> tuple[int, int]:
     """Return the rows of both tables: champions have priority, but three of the population are shown if they fit."""
-    left = free - 5  # blank lines and headings
+    left = free - 5  # number of blank lines and headings
     least = min(3, population)
     if champions > left - least:
-        champions = max(1, left - least - 1)  # a line with the number of hidden rows follows
+        champions = max(1, left - least - 1)  # one line is left for the number of hidden rows
         left -= 1
     return champions, max(0, min(population, left - champions))
 
 
-FIXED_LINES = 8  # header, budget, blank lines, headings, counts, the active kernel, and an empty line below
+# number of other lines: header, budget, blank lines, headings, counts, the active kernel, and an empty line below
+FIXED_LINES = 8
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class CampaignRow:
 
     op: str
     spent: Spent
-    before: float | None  # headroom, as a logarithm; None before the first measurement
+    before: float | None  # logarithm of the headroom; None before the first measurement
     after: float | None
     best: float | None  # speedup over the best of PyTorch, or over the first kernel if times are not GPU times
 
@@ -212,17 +213,17 @@ def multiple_of_light(headroom: float | None) -> str:
 
 
 MADE_SHOWN = 60
-QUIET_SECONDS = 60.0  # seconds without a line after which one with the counts is printed
+QUIET_SECONDS = 60.0  # seconds without a line after which a line with the counts is printed
 
 
 class EventLog:
-    """A log of events: a line per improvement, confirmation or new failure, and one per minute without any."""
+    """A log of events: a line per improvement, confirmation or new failure, and a line per minute without events."""
 
     def __init__(self, watcher: Watcher, workloads: Sequence[str], started: float, name: str = "") -> None:
         self._watcher, self._started, self._name = watcher, started, f"{name}: " if name else ""
         self._labels = workload_labels(workloads)
         self._printed = time.monotonic()
-        self._kinds = set[str]()  # the failures and waits of which one has been printed
+        self._kinds = set[str]()  # kinds of failures and waits that have been printed
         self._waited, self._found = float("-inf"), False
 
     def waits(self, reason: str) -> Iterator[str]:
@@ -234,7 +235,7 @@ class EventLog:
             yield self._stamped(f"waiting: {one_line(reason)}")
 
     def found(self, kernel_id: str, phase: str) -> Iterator[str]:
-        """Yield a line on a kernel that is right and waits for its baselines; of several, only on the first."""
+        """Yield a line on a kernel that is right and waits for its baselines; of several kernels, only on the first."""
         if not self._found:
             self._found, self._printed = True, time.monotonic()
             yield self._stamped(f"{short(kernel_id)} {phase}")

@@ -52,9 +52,9 @@ class WorkloadTimes:
 class ShareOfLight:
     """The share of the speed of light over an op's workloads."""
 
-    mean: float  # geometric mean
+    mean: float  # geometric mean over the workloads
     worst: float
-    partial: bool  # some workloads have no times
+    partial: bool  # whether some workloads have no times
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ class OpSummary:
     op: Listed
     kernels: int  # number of shipped kernels
     workloads: tuple[WorkloadTimes, ...] = ()
-    faults: Mapping[str, str] = field(default_factory=dict)  # why workloads could not be measured, by workload
+    # reasons why workloads could not be measured; key: workload
+    faults: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def pytorch(self) -> ShareOfLight | None:
@@ -76,7 +77,7 @@ class OpSummary:
 
     @property
     def to_gain(self) -> float | None:
-        """The speedup over the best of PyTorch and the champions that a kernel at the speed of light would have."""
+        """The speedup that a kernel at the speed of light would have over the best of PyTorch and the champions."""
         best = mean_share([timed.best for timed in self.workloads])
         return 1 / best.mean if best else None
 
@@ -137,7 +138,7 @@ def mean_share(values: Sequence[float | None]) -> ShareOfLight | None:
 
 
 def by_headroom(found: Iterable[OpSummary]) -> list[OpSummary]:
-    """Sort by the speedup still possible, largest first; ops without times come last."""
+    """Sort by the speedup that is still possible, largest first; ops without times come last."""
     return sorted(found, key=lambda one: (-(one.to_gain or 0.0), one.op.name))
 
 
@@ -208,9 +209,9 @@ def _beside(evaluation: Evaluation) -> Iterable[Standard]:
         )  # fmt: skip
 
 
-WITH_NOTES, WITH_KERNELS = 150, 130  # minimum widths, in columns, at which they are printed beside figures
+WITH_NOTES, WITH_KERNELS = 150, 130  # minimum widths, in columns, at which notes and kernels are printed beside figures
 MUCH, LITTLE = 1.5, 1.05  # thresholds of the column `to gain`
-PARTIAL = "~"  # precedes a figure that does not cover all workloads
+PARTIAL = "~"  # printed before a figure that does not cover all workloads
 # Headings on two lines for a narrow terminal.
 NARROW = {
     "workloads": "work-\nloads",
@@ -247,7 +248,7 @@ def family_table(found: Sequence[OpSummary], width: int) -> Table:
 
 
 def headroom_table(found: Sequence[OpSummary], width: int) -> Table:
-    """Return a table with a row per op, those with the most to gain first."""
+    """Return a table with a row per op. Ops with the most to gain come first."""
     wide, roomy = width >= WIDE, width >= WITH_KERNELS
     numbers = ["workloads", *(["kernels"] * roomy), *FIGURES]
     table = _table(["op", *(["family", "dtypes"] * wide)], numbers, [], wide=wide)
@@ -276,7 +277,7 @@ def footnotes(found: Sequence[OpSummary], device: DeviceInfo | None) -> list[tup
     if any(share and share.partial for one in found for share in (one.pytorch, one.champion)):
         means += f" ({PARTIAL}: some workloads have no times)"
     lines.append((f"{means}; worst: PyTorch's lowest share. PyTorch: the best of eager and torch.compile.", "dim"))
-    lines.append(("to gain: speedup over the best of PyTorch and the champion that the speed of light allows.", "dim"))
+    lines.append(("to gain: speedup of the speed of light over the best of PyTorch and the champion.", "dim"))
     if unknown := sum(one.pytorch is None for one in found):
         lines.append((f"`evolve ops --measure` measures the other {counted(unknown, 'op')}.", "dim"))
     return lines

@@ -16,10 +16,10 @@ from rich.text import Text
 
 from archive.characters import escaped
 
-EVERYTHING = 10_000  # columns; a table of this width leaves nothing out
+EVERYTHING = 10_000  # number of columns with which a table leaves nothing out
 DECORATED = re.compile(r"\$?[\d,]+(\.\d+)?x?")  # numbers such as $0.05, 1,234 and 1.50x
-FORMULA = ("=", "+", "@", "-", "\t")  # a spreadsheet would run text that begins with these
-PAGER, LESS = "less", "FRX"  # F: not if it fits the screen; R: colours; X: the text stays on the screen
+FORMULA = ("=", "+", "@", "-", "\t")  # a spreadsheet would run text that begins with these characters
+PAGER, LESS = "less", "FRX"  # F: no paging if the text fits the screen; R: colours; X: the text stays on the screen
 
 
 def csv_of(table: Table) -> str:
@@ -70,7 +70,7 @@ def paged(output: Console) -> Iterator[None]:
 
 
 def show(text: str, pager: str) -> None:
-    """Show text in a pager, and return when the reader has left it."""
+    """Show text in a pager, and return when the pager has ended."""
     environment = {**os.environ, "LESS": os.environ.get("LESS", LESS)}
     process = subprocess.Popen(pager, shell=True, stdin=subprocess.PIPE, env=environment)  # noqa: S602 - the user's own
     with suppress(BrokenPipeError), process.stdin or io.BytesIO() as stream:

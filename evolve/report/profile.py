@@ -1,4 +1,4 @@
-"""A profile as text: the counters with their units, and the bottleneck that they show."""
+"""A profile as text: the counters with their units, and the bottleneck that they indicate."""
 
 from collections.abc import Iterator
 from typing import Any

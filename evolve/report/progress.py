@@ -32,7 +32,7 @@ PATIENCE = 10  # time between two readings of the standing, as a multiple of the
 RATE_SECONDS = 30.0  # the window over which evaluations per second are counted
 
 
-SAME_PHASE = {"run": "check"}  # shown as one phase, because they alternate too fast to read
+SAME_PHASE = {"run": "check"}  # phases shown as one, because they alternate too fast to read
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Active:
 
     kernel_id: str
     phase: str
-    confirming: bool = False  # it has passed before, and is now being confirmed
+    confirming: bool = False  # the kernel has passed before, and is now being confirmed
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,15 @@ class Progress:
     standing: Standing
     active: tuple[Active, ...]
     failures: tuple[str, ...]  # newest first, one line each
-    evaluated: int  # in this run, not counting confirmations
+    evaluated: int  # number of evaluations in this run, without confirmations
     per_second: float
-    spent: Spent = field(default=Spent())  # does not include the time
+    spent: Spent = field(default=Spent())  # does not include the time spent
     unread: tuple[tuple[int, str], ...] = ()  # requests of this run without a kernel by reason, most frequent first
-    waits: tuple[str, ...] = ()  # why questions wait for their server
+    waits: tuple[str, ...] = ()  # reasons why questions wait for their server
 
 
 class Phases:
-    """The current phase of each kernel under evaluation, and why questions wait. Any thread may report."""
+    """The current phase of each kernel under evaluation, and the reasons why questions wait. Any thread may report."""
 
     def __init__(self) -> None:
         self._now: dict[str, str] = {}
@@ -72,7 +72,7 @@ class Phases:
         if not phase:
             self.done(kernel_id)
             return
-        if self._now.get(kernel_id, "").startswith(RIGHT):  # later phases are about its baselines
+        if self._now.get(kernel_id, "").startswith(RIGHT):  # later phases concern its baselines
             return
         self._now[kernel_id] = SAME_PHASE.get(phase, phase)
         if phase.startswith(RIGHT) and self.found:
@@ -101,7 +101,7 @@ class Watcher:
     """An observer of a run: it notes events and reads the archive for the display. It is thread-safe.
 
     `seen` is the part of the archive that the run itself sees, if that is not all of it. `only_run` is a run that uses
-    no kernels but its own.
+    only its own kernels.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Watcher:
         self._lock, self._seen_store = threading.Lock(), seen or store  # read only by the thread that takes events
         self._known = {kernel.id for kernel in self._seen_store.find(KernelId, op)}
         self._judged = {verdict.kernel_id for verdict in self._seen_store.find(Judged, op, device=device.key)}
-        self._proposed: dict[str, Proposal] = {}  # in this run, by kernel id
+        self._proposed: dict[str, Proposal] = {}  # proposals of this run; key: kernel id
         self._failures: deque[str] = deque(maxlen=FAILURES_KEPT)
         self._unread: list[str] = []
         self._finished: list[float] = []
@@ -128,21 +128,21 @@ class Watcher:
         self._changed = False
 
     def standing(self) -> Standing:
-        """Return the standing right now."""
+        """Return the current standing."""
         with self._lock:
             return self._now()
 
     def has_judged(self, kernel_id: str) -> bool:
         """Return whether the verdict that was just archived is not the kernel's first on this device.
 
-        The first may have been given by another process.
+        Another process may have given the first.
         """
         if kernel_id in self._judged:
             return True
         return len(self._seen_store.find(EvaluationSummary, self._op, device=self._device.key, kernels=[kernel_id])) > 1
 
     def take(self, event: Proposal | Evaluation) -> tuple[Champion, ...]:
-        """Note an archived event, and return the new champions that it brought."""
+        """Note an archived event, and return the new champions that follow from it."""
         with self._lock:
             self._changed = True
             return self._evaluated(event) if isinstance(event, Evaluation) else self._note_proposal(event)
@@ -207,7 +207,7 @@ class Watcher:
         if not evaluation.passed:
             what = f"{evaluation.outcome} when confirmed" if again else str(evaluation.outcome)
             self._failures.append(f"{short(evaluation.kernel_id)} {what}: {one_line(evaluation.log)}")
-        if again:  # a confirmation may change the champions, but this kernel is not new
+        if again:  # a confirmation may change the champions, but the kernel is not new
             self._now()
             return ()
         self._finished.append(time.monotonic())
@@ -226,7 +226,7 @@ LEAST_BAR = 10  # minimum width of the bar, in columns
 
 
 def nearest(limits: Budget, spent: Spent) -> tuple[str, float | None]:
-    """Return the spent part of the limit that is closest to being reached, in words and as a share."""
+    """Return how much of the limit closest to being reached is spent, in words and as a share."""
     found = budget.nearest(limits, spent)
     if found is None:
         return clock(spent.seconds), None
@@ -244,10 +244,10 @@ def nearest(limits: Budget, spent: Spent) -> tuple[str, float | None]:
 class BudgetMeter:
     """A meter of the spent part of a budget."""
 
-    started: float  # on the clock of time.monotonic, like the deadline
+    started: float  # time of time.monotonic, like the deadline
     deadline: float = float("inf")
     budget: Budget = field(default=Budget())  # the total budget
-    before: Spent = field(default=Spent())  # the part of it that earlier legs spent
+    before: Spent = field(default=Spent())  # the part of the budget that earlier legs spent
 
     def line(self, progress: Sequence[Progress], width: int) -> RenderableType:
         """Return a bar for the limit that is closest to being reached, and the cost of all ops."""
@@ -257,9 +257,9 @@ class BudgetMeter:
         if any(active.confirming for part in progress for active in part.active):
             words = "confirming the champions"
         elif now >= self.deadline:
-            words = "time is up: finishing the evaluations under way"
+            words = "time is up: finishing the evaluations in progress"
         elif share is not None and share >= 1:
-            words = f"{words}: finishing the evaluations under way"
+            words = f"{words}: finishing the evaluations in progress"
         timed = words.startswith(clock(spent.seconds))
         evaluated, rate = sum(part.evaluated for part in progress), sum(part.per_second for part in progress)
         beside = [] if timed else [clock(spent.seconds)]
@@ -284,7 +284,7 @@ def _bar(share: float | None, words: str, beside: str, width: int) -> Renderable
 
 
 def ending(reason: Ended, limits: Budget, spent: Spent) -> tuple[str, Budget | None]:
-    """Return why a run ended, and a larger budget if that would let it continue."""
+    """Return the reason why a run ended, and a larger budget if that would let it continue."""
     light, evals = limits.until_light, limits.evals or 0
     judged = "The one evaluation is used." if evals == 1 else f"All {evals} evaluations are used."
     known: dict[Ended, tuple[str, Budget | None]] = {
@@ -303,7 +303,7 @@ def ending(reason: Ended, limits: Budget, spent: Spent) -> tuple[str, Budget | N
 
 
 def doubled(limits: Budget, spent: Spent) -> Budget:
-    """Double the limits until half of each is left, because confirming champions can take longer than the search."""
+    """Double the limits until half of each is left. Confirming the champions can take longer than the search."""
     more = {}
     for name, limit in asdict(limits).items():
         if limit:
@@ -315,7 +315,7 @@ def doubled(limits: Budget, spent: Spent) -> Budget:
 
 
 def without_answer(limits: Budget, spent: Spent) -> tuple[str, Budget | None]:
-    """Return why a run with a model ended before any limit was reached, and a larger budget if that would help."""
+    """Return the reason why a run with a model ended before any limit, and a larger budget if that would help."""
     if limits.tokens is None and limits.usd is None:
         return "The proposer has no further proposals.", None
     more = doubled(Budget(tokens=limits.tokens, usd=limits.usd), spent)

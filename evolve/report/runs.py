@@ -26,7 +26,7 @@ SHARES = (0.1, 0.25, 0.5, 1.0)
 
 @dataclass(frozen=True)
 class Sample:
-    """The cost of a run up to one moment, and the quality of its best kernels at that moment."""
+    """The cost of a run up to a moment, and the quality of its best kernels at that moment."""
 
     spent: Spent
     # Geometric mean over the workloads of the best ratio to the basis, clipped at 1; None until a kernel has passed.
@@ -110,7 +110,7 @@ QUALITY = (
     "-: no kernel had passed"
 )
 OVER_PYTORCH = "over the best of PyTorch, 1 where PyTorch is faster,"
-OVER_FIRST_KERNEL = "over the op's first kernel, 1 where that is faster ({note}),"
+OVER_FIRST_KERNEL = "over the op's first kernel, 1 where the first kernel is faster ({note}),"
 
 
 def comparison(trajectories: Sequence[Trajectory], output: Console, note: str) -> Iterator[RenderableType]:
@@ -122,12 +122,12 @@ def comparison(trajectories: Sequence[Trajectory], output: Console, note: str) -
         rows = compared(trajectories, axis)
         yield Text()
         if not rows:
-            yield Text(f"best so far per {per}: not every run has spent any", "dim")
+            yield Text(f"best so far per {per}: not shown, because some run has spent none", "dim")
             continue
         yield Text(f"best so far per {per}, up to the amount that all runs have spent", "bold")
         yield _table(rows, trajectories, axis)
         if all(quality is None for _, qualities in rows for quality in qualities):
-            continue  # a flat line at the bottom would look like a result
+            continue  # omitted, because a flat line at the bottom would look like a result
         curves = [Curve(thinned(one, axis)) for one in trajectories]
         yield from plot(curves, output.width, PLOT_ROWS, unicode=unicode, unit=UNITS[axis])
 
@@ -137,7 +137,7 @@ def has_unicode(output: Console) -> bool:
 
 
 def runs_table(trajectories: Sequence[Trajectory]) -> Table:
-    """Return a table with a row per run and the letter that stands for it in the other tables and plots."""
+    """Return a table with a row per run, with the letter that denotes the run in the other tables and plots."""
     table = plain_table("", "run", "when", "proposer", "strategy", "spent", "best", numbers=["best"])
     for index, one in enumerate(trajectories):
         run = one.run
@@ -147,7 +147,7 @@ def runs_table(trajectories: Sequence[Trajectory]) -> Table:
             moment(run.created),
             fitted(run.proposer),
             run.strategy,
-            fitted(amounts(one.spent).partition(", ")[2]),  # without the time, which a trajectory does not record
+            fitted(amounts(one.spent).partition(", ")[2]),  # omits the time, which a trajectory does not record
             times(one.points[-1].quality if one.points else None),
         )
     return table
@@ -173,8 +173,8 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 COLORS = ("cyan", "magenta", "yellow", "green", "red", "blue")
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # bits of a braille character, by row and column
 BLANK = 0x2800
-CROSSING = "*"  # printed where the letters of two curves meet
-LABEL_EVERY = 16  # columns between the letters that name a braille curve
+CROSSING = "*"  # printed where the letters of two curves coincide
+LABEL_EVERY = 16  # number of columns between the letters that name a braille curve
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ def _braille(curves: Sequence[Curve], columns: int, height: int, scale: tuple[fl
 
 
 def _labelled(rows: list[Text], curves: Sequence[Curve], columns: int, scale: tuple[float, float, float]) -> list[Text]:
-    """Print the letter of each curve on it at intervals, for terminals without colours, and return the rows."""
+    """Print each curve's letter on the curve at intervals, for terminals without colours, and return the rows."""
     for index, curve in enumerate(curves):
         fine = _heights(curve, 2 * columns, 4 * len(rows), scale)
         at = [None if row is None else row // 4 for row in fine[::2]]
@@ -279,7 +279,7 @@ def _letters(curves: Sequence[Curve], columns: int, height: int, scale: tuple[fl
 
 
 def _between(before: int | None, row: int | None) -> Sequence[int]:
-    """Return the rows of a vertical line from the last column's row to this one's."""
+    """Return the rows of a vertical line from the last column's row to this column's row."""
     if row is None:
         return ()
     start = row if before is None else before

@@ -18,8 +18,8 @@ from evolve.selection import population
 from evolve.selection.population import Champion
 from evolve.selection.view import judged_on_gpus
 
-READ_AT_ONCE = 500  # kernels; one of the first few has usually passed on every workload
-PLACES = "places, 1"  # name of the archived values; increase its number when their computation changes
+READ_AT_ONCE = 500  # number of kernels; one of the first few has usually passed on every workload
+PLACES = "places, 1"  # name under which values are archived; increase the number when their computation changes
 
 
 @dataclass(frozen=True)
@@ -31,18 +31,18 @@ class Standing:
     champions: tuple[Champion, ...] = ()  # in the order of the op's workloads
     population: tuple[Evaluation, ...] = ()  # fittest first
     outcomes: Mapping[str, int] = field(default_factory=dict)  # kernels by outcome, in the order of Outcome
-    pending: int = 0  # kernels without a verdict on the device, or on a GPU if this device is none
-    held: int = 0  # kernels of the op in the archive
-    unread: int = 0  # requests that gave no kernel
+    pending: int = 0  # kernels without a verdict on the device, nor on a GPU if the device is not a GPU
+    held: int = 0  # number of the op's kernels in the archive
+    unread: int = 0  # number of requests that gave no kernel
     verdicts: Mapping[str, Evaluation] = field(default_factory=dict)  # verdicts on the kernels requested by id
     # These cover the champions, the population and the kernels requested by id:
-    kernels: Mapping[str, Kernel] = field(default_factory=dict)  # including their first parents
+    kernels: Mapping[str, Kernel] = field(default_factory=dict)  # kernels, including their first parents
     proposals: Mapping[str, ProposalSummary] = field(default_factory=dict)  # the first proposal of each kernel
     children: Mapping[str, int] = field(default_factory=dict)
     basis: Basis = PYTORCH
     elsewhere: frozenset[str] = frozenset()  # kernels whose verdict ships with the package
-    only_run: str = ""  # id of the run whose own kernels are covered, and no others; empty for all kernels
-    curve: Curve = ()  # of `standings` only
+    only_run: str = ""  # id of the run to whose own kernels the standing is limited; empty for all kernels
+    curve: Curve = ()  # set only by `standings`
 
     @property
     def leading(self) -> tuple[str, int] | None:
@@ -61,19 +61,19 @@ class Standing:
 class Places:
     """Results of the verdicts on all kernels of an op on a device, which may be tens of thousands."""
 
-    leaders: Mapping[str, str]  # by workload, the id of the evaluation that wins there
+    leaders: Mapping[str, str]  # key: workload; value: id of the evaluation that wins there
     alive: Sequence[str]  # ids of the population's evaluations, fittest first
     outcomes: Mapping[str, int]
     held: int
     pending: int
-    first_us: Mapping[str, float] | None  # as in Basis
+    first_us: Mapping[str, float] | None  # as in `Basis`
     curve: Curve = ()
 
 
 def places_of(
     store: Store, op: str, device: DeviceInfo, ranked: Sequence[RankedTimes], own: frozenset[str] | None = None
 ) -> Places:
-    """Return the places of an op's kernels; with `own`, only these kernels count, but for the basis."""
+    """Return the places of an op's kernels. With `own`, only these kernels count, except for the basis."""
     leaders, alive = population.fittest([one for one in ranked if own is None or one.kernel_id in own])
     counts, held, pending = _counts(store, op, device, own)
     return Places(
@@ -96,7 +96,7 @@ def standing(
 ) -> Standing:
     """Read the standing of an op on a device, with the verdicts on the kernels whose ids are in `named`.
 
-    With `only_run`, the kernels that this run has not proposed are left out, but the basis remains that of the op.
+    With `only_run`, kernels that this run has not proposed are left out, but the basis remains the op's.
     `places` are those of the op's kernels, if they are known already.
     """
     if places is None:
@@ -143,7 +143,7 @@ def _proposed_by(run: str, store: Store, op: str) -> frozenset[str]:
 def _counts(
     store: Store, op: str, device: DeviceInfo, own: frozenset[str] | None
 ) -> tuple[Mapping[str, int], int, int]:
-    """Return the kernels by outcome, the kernels held and those pending: of all kernels, or of a run's own."""
+    """Return the numbers of kernels by outcome, held, and pending; of all kernels, or of a run's own."""
     if own is None:
         counts = store.count(EvaluationSummary, "outcome", op, device=device.key, in_force=True)
         held = store.count(KernelSummary, "op", op).get(op, 0)
@@ -173,7 +173,7 @@ def workloads_in_order(evaluations: Iterable[Evaluation]) -> list[str]:
 
 
 def _not_waiting(store: Store, op: str, device: DeviceInfo) -> int:
-    """Return the number of kernels that need no verdict on this device: judged on a GPU, or only shipped."""
+    """Return the number of kernels that need no verdict on this device, because a GPU judged them or they only ship."""
     elsewhere = judged_on_gpus(store, op, device)
     if elsewhere:
         elsewhere = elsewhere.difference(one.kernel_id for one in store.find(Judged, op, device=device.key))
@@ -215,7 +215,10 @@ def _places(store: Store, op: str) -> list[tuple[dict[str, object], dict[str, ob
 
 
 def devices(store: Store, op: str = "", part: str = "") -> list[DeviceInfo]:
-    """Return the devices with evaluations, GPUs first; of devices with equal keys, the one used last."""
+    """Return the devices with evaluations, GPUs first.
+
+    Of devices with equal keys, the one that was used last is returned.
+    """
     infos = {info.key: info for info in store.find(DeviceInfo, op)}
     found = [info for key, info in infos.items() if part.lower() in key.lower()]
     return sorted(found, key=lambda info: (not policy_of(info.kind).times_are_gpu_times, info.key))
@@ -255,7 +258,7 @@ def basis_of(store: Store, op: str, device: DeviceInfo, passed: Sequence[RankedT
 
 
 def first_kernel(store: Store, op: str, ranked: Iterable[RankedTimes]) -> Basis:
-    """Return the basis of a device without GPU times: on each workload, the first kernel added of those that passed."""
+    """Return the basis of a device without GPU times: on each workload, the first added kernel that passed."""
     by_kernel = {one.kernel_id: one for one in ranked if one.times}
     workloads = {workload for keys in {one.workloads for one in by_kernel.values()} for workload in keys.split("\n")}
     first: dict[str, float] = {}

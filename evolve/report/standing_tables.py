@@ -38,11 +38,11 @@ ELSEWHERE_MEANS = f"{ELSEWHERE}: measured elsewhere on such a GPU and shipped; `
 HEADING_SHOWN, KINDS_SHOWN = 24, 2
 ALIVE_MEANS = (
     "fittest first: by best known time over the kernel's time, as a geometric mean over all workloads; a workload that "
-    "a kernel does not accept counts as slow. mean: geometric mean of {ratios}; on: workloads it accepts"
+    "a kernel does not accept counts as slow. mean: geometric mean of {ratios}; on: workloads that the kernel accepts"
 )
 EMULATED_MEANS = {
-    OVER_FIRST: f"{OVER_FIRST}: time of the op's first kernel over this one's, on the CPU",
-    "bytes/load": "bytes/load: of the widest load from global memory",
+    OVER_FIRST: f"{OVER_FIRST}: time of the op's first kernel over this kernel's time, on the CPU",
+    "bytes/load": "bytes/load: width of the widest load from global memory",
 }
 
 
@@ -58,7 +58,7 @@ def print_standing(
     if population and standing.population:
         output.print("\npopulation", style="bold")
         output.print(population_table(standing, output.width))
-        ratios = "its speedups" if standing.basis.is_pytorch else "the first kernel's times over its own"
+        ratios = "its speedups" if standing.basis.is_pytorch else "the first kernel's times over the kernel's own"
         output.print(ALIVE_MEANS.format(ratios=ratios), style="dim")
     output.print(f"\n{counts_line(standing)}")
 
@@ -112,7 +112,8 @@ def print_commands(output: Console, steps: Sequence[tuple[str, str]]) -> None:
         if narrow:
             whole = command_lines(command, output.width - 2) if output.is_terminal else command
             say(output, purpose, "dim", begin="  # ")
-            output.print(Text("  " + whole.replace("\n", "\n  "), "cyan"), soft_wrap=True)  # so that it can be copied
+            # not wrapped by rich, so that it can be copied
+            output.print(Text("  " + whole.replace("\n", "\n  "), "cyan"), soft_wrap=True)
         else:
             output.print(Text.assemble((f"  {command:<{longest}}   ", "cyan"), (purpose, "dim")), soft_wrap=True)
 
@@ -138,7 +139,7 @@ def headline(standing: Standing) -> Text:
 def champions_table(
     standing: Standing, width: int, workloads: Sequence[str] = (), *, interval: bool = True, most: int = 0
 ) -> Table:
-    """Return a table with a row per workload, its champion beside PyTorch. `workloads` adds rows without a champion."""
+    """Return a table with a row per workload: its champion beside PyTorch. `workloads` adds rows without a champion."""
     held = {champion.workload: champion for champion in standing.champions}
     keys = [*workloads, *(key for key in held if key not in workloads)]
     labels = workload_labels(keys)
@@ -239,7 +240,7 @@ def footnotes(standing: Standing, workloads: Sequence[str] = (), shown: Collecti
     if not standing.basis.is_pytorch:
         meant = [words for name, words in EMULATED_MEANS.items() if shown is None or name in shown]
         return "; ".join([*parts, *(meant if standing.champions else [])])
-    parts.append("speedup: over the best of eager and torch.compile, with max-autotune")
+    parts.append("speedup: over the best of eager, torch.compile and max-autotune")
     if any(champion.measurement.floor_us for champion in standing.champions) and (shown is None or "light" in shown):
         parts.append("light: share of the speed of light reached")
     return "; ".join(parts)

@@ -14,10 +14,10 @@ from evolve.report.words import figure, moment, percent, times, workload_labels
 
 WIDE = 100  # minimum width, in columns, at which notes are shown
 WIDER = 120  # minimum width, in columns, at which max-autotune is shown beside torch.compile's default
-GAP = 2  # columns between two columns of a table
+GAP = 2  # width of the gap between two columns of a table
 LEAST_TEXT = 16  # least width, in columns, that a column of text gets before another column is left out
 OVER_FIRST = "over first"
-# Columns of a table of champions or measurements that are left out, in this order, if it is too wide.
+# Columns of a table of champions or measurements that are left out, in this order, if the table is too wide.
 LESS_IMPORTANT = ("autotune", "95 %", "eager", "compile", "light", "idea", "bytes/load", "launches")
 
 
@@ -31,7 +31,7 @@ def plain_table(*headings: str, numbers: Sequence[str] = (), whole: Sequence[str
 
 
 def narrowed(table: Table, width: int, less_important: Sequence[str] = LESS_IMPORTANT) -> Table:
-    """Return the table without as many of the less important columns, given by their headings, as it needs to fit."""
+    """Return the table without as many of the less important columns, given by their headings, as do not fit."""
     for heading in less_important:
         if _least_width(table) <= width:
             break
@@ -100,7 +100,7 @@ def measured(m: Measurement, basis: Basis, *, interval: bool = True, tuned: bool
 
 
 def when(created: float, width: int) -> str:
-    """Return a time, without its year on a screen, and never broken into two lines."""
+    """Return a date and time without line breaks, on a screen without the year."""
     text = moment(created) if width >= EVERYTHING else moment(created).partition("-")[2]
     return text.replace(" ", "\N{NO-BREAK SPACE}")
 

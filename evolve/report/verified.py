@@ -17,8 +17,8 @@ from evolve.report.words import counted, figure, listed, one_line, percent, shor
 STYLES = {Status.WINS: "green", Status.CHECKED: "green", Status.SLOWER: "red", Status.LOST: "red", Status.FAILED: "red"}
 REASON_SHOWN = 200
 MEANS = (
-    "before: the known times of such a GPU, or of the device named; speedup: over the best of eager and torch.compile; "
-    f"slower: more than {SLOWER - 1:.0%} above the interval before"
+    "before: the known times on such a GPU, or on the named device; speedup: over the best of eager and torch.compile; "
+    f"slower: more than {SLOWER - 1:.0%} above the previous interval"
 )
 
 

@@ -62,7 +62,7 @@ def print_text(text: str, end: str = "\n") -> None:
 
 
 def complain(message: str, hint: str = "") -> None:
-    """Print an error and a hint on standard error, a line each; a terminal shows them broken between words."""
+    """Print an error and a hint on standard error, a line each. On a terminal, lines are wrapped between words."""
     output = console(stderr=True)
     for begin, text, style in (("error: ", message, "red"), ("       ", hint, "")):
         if text:
@@ -72,7 +72,7 @@ def complain(message: str, hint: str = "") -> None:
 def say(output: Console, text: str, style: str = "", *, begin: str = "", indent: int = 0) -> None:
     """Print a paragraph.
 
-    A terminal gets it broken between words, with whole commands in backticks; a pipe gets one line. Further lines are
+    On a terminal, it is wrapped between words outside of commands in backticks; a pipe gets one line. Further lines are
     indented by `indent` or, if that is 0, by the length of `begin`.
     """
     lines = hanging(Text(begin), text, output.width, indent) if output.is_terminal else [Text(f"{begin}{text}")]
@@ -80,7 +80,7 @@ def say(output: Console, text: str, style: str = "", *, begin: str = "", indent:
 
 
 def say_command(output: Console, begin: str, command: str, style: str = "") -> None:
-    """Print a command to copy: after its introduction or, where a terminal would break it, on separate lines."""
+    """Print a command to copy: after its introduction or, where a terminal would wrap it, on separate lines."""
     line = f"{begin} {command}"
     if output.is_terminal and cell_len(line) > output.width:
         line = f"{begin}\n{command_lines(command, output.width)}"
@@ -89,13 +89,13 @@ def say_command(output: Console, begin: str, command: str, style: str = "") -> N
 
 ID_SHOWN = 8
 COMMAND, KEPT_SPACE = re.compile(r"`[^`\n]+`\S*"), "\N{NO-BREAK SPACE}"
-LEAST_HANGING, SHORT_INDENT = 24, 4  # columns: least width of indented text, and the indent if there is less room
+LEAST_HANGING, SHORT_INDENT = 24, 4  # least width of indented text in columns, and the indent if there is less room
 SHORT_DTYPES = {"bfloat16": "bf16", "float64": "fp64", "float32": "fp32", "float16": "fp16"}
 
 
 @dataclass(frozen=True)
 class WorkloadLabels:
-    """Short names for the workloads of one op: `heading` names the sizes that differ, `throughout` the others."""
+    """Short names for the workloads of one op. `heading` names the sizes that differ, `throughout` the other sizes."""
 
     heading: str
     of: Mapping[str, str]
@@ -147,7 +147,7 @@ def times_label(kind: str) -> str:
 def times_note(kind: str) -> str:
     """Return a warning to print beside times that are not GPU times; empty for GPU times."""
     label = times_label(kind)
-    return f"{label} of the {kind} device; speed needs a GPU" if label else ""
+    return f"{label} of the {kind} device; speed can be measured only on a GPU" if label else ""
 
 
 def percent(share: float | None, digits: int = 0) -> str:
@@ -187,9 +187,9 @@ def listed(words: Sequence[str]) -> str:
 
 
 def hanging(begin: Text, text: str, width: int, indent: int = 0) -> list[Text]:
-    """Return the text after its introduction, on lines that break only between words.
+    """Return the text after its introduction, wrapped only between words.
 
-    Paths stay whole, and so do commands in backticks that fit on a line.
+    Paths, and commands in backticks that fit on a line, are not broken.
     """
     indent = indent or len(begin.plain)
     if width - indent < LEAST_HANGING:
@@ -201,7 +201,7 @@ def hanging(begin: Text, text: str, width: int, indent: int = 0) -> list[Text]:
     lines = [line.replace(KEPT_SPACE, " ") for line in first.wrap(_with_whole_commands(text, width - indent))]
     lines = lines or [begin.plain]
     word = lines[0][len(begin.plain) :]
-    if len(lines[0]) > width >= SHORT_INDENT + len(word):  # a long path has room only on a separate line
+    if len(lines[0]) > width >= SHORT_INDENT + len(word):  # a long path fits only on a separate line
         return [Text.assemble(begin), Text(" " * SHORT_INDENT + word), *map(Text, lines[1:])]
     return [Text.assemble(begin, lines[0][len(begin.plain) :]), *map(Text, lines[1:])]
 
@@ -222,7 +222,7 @@ def typed(*words: str) -> str:
 
 
 def command_lines(command: str, width: int) -> str:
-    """Return a command that fits the width: it is continued on further lines between its options, as a shell allows."""
+    """Return a command that fits the width: it continues on further lines between its options, as a shell allows."""
     parts = [part if number == 0 else f"--{part}" for number, part in enumerate(command.split(" --"))]
     lines = parts[:1]
     for part in parts[1:]:
@@ -253,7 +253,7 @@ def change(kernel: Kernel, parent: Kernel | None) -> str:
     """Return the knobs in which a kernel differs from its parent, or its idea if it differs in more than knobs."""
     if parent is None:
         return idea(kernel)
-    ours, theirs = kernel.settings, parent.settings  # read without parsing the plans: a page shows many kernels
+    ours, theirs = kernel.settings, parent.settings  # read without parsing the plans, because a page shows many kernels
     if ours.keys() == theirs.keys() and kernel.has_code_of(parent):
         changed = [f"{name} {theirs[name]}→{value}" for name, value in ours.items() if theirs[name] != value]
         if changed:

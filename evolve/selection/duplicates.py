@@ -12,7 +12,7 @@ from archive.records import Evaluation, Outcome, content_id
 from archive.summaries import EvaluationSummary
 from evolve.devices.source_text import HASHES, PASTES, SPLICE, TOKEN
 
-# Two signs that become one sign unless a blank separates them.
+# Pairs of tokens that become one token unless a blank separates them.
 PAIR = re.compile(r"([-+&|<>:#])\1|[-+*/%&|^<>=!]=|->")
 TYPE = re.compile(
     r"void|bool|unsigned|signed|auto|half2?|__half2?|__nv_bfloat16|__nv_bfloat162"
@@ -20,7 +20,7 @@ TYPE = re.compile(
 )
 AFTER_TYPES = frozenset({"*", "&", "const", "volatile", "__restrict__"})
 NAME = re.compile(r"[A-Za-z_]\w*")
-GAP, EDGE = " ", "\n"  # no other token is blank
+GAP, EDGE = " ", "\n"  # token that stands for a blank; no other token is blank
 
 Judged = Evaluation | EvaluationSummary
 
@@ -43,7 +43,7 @@ class Duplicates:
         self._compiled: dict[str, str] = {}  # machine code -> id of the first kernel that compiled to it
 
     def by_text(self, kernel: Kernel) -> str:
-        """Return a log that names a kernel with the same meaning but other text, or an empty string."""
+        """Return a log that names a kernel of the same meaning with another text, or an empty string."""
         own = None
         for other, verdict in reversed(self._judged.with_outline(kernel.outline)):
             own = own or likeness(kernel)
@@ -81,7 +81,7 @@ def likeness(kernel: Kernel) -> str:
     return content_id([_plan(plan, _words(source), entries), _code(source, _types(plan), kept, tuple(entries.items()))])
 
 
-# The settings of one design share their source, and everything derived from it.
+# cached: the settings of one design share their source, and everything derived from it
 @lru_cache(maxsize=1_000)
 def _code(source: str, ours: frozenset[str], kept: frozenset[str], entries: Sequence[tuple[str, str]]) -> str:
     """Return a hash of the source without its names, except those of the plan."""
@@ -167,7 +167,7 @@ def _renamed(tokens: Sequence[str], ours: frozenset[str], kept: frozenset[str]) 
     after_type = False
     for earlier, before, token, after in zip(["", "", *tokens], ["", *tokens], tokens, [*tokens[1:], ""], strict=False):
         if token in PASTES or (after_type and token in ours):
-            return {}  # the preprocessor pastes names together, or a type and a variable share a name
+            return {}  # the preprocessor pastes names together, or a type and a variable have the same name
         if token not in AFTER_TYPES:
             if after_type and token in names:
                 declared.setdefault(token, f"variable {len(declared)}")

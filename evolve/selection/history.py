@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from archive.kernel import Kernel
 from archive.summaries import EvaluationSummary, ProposalSummary, Timing, Trial, Tried
 
-READ_AT_ONCE = 2_000  # kernels whose texts are in memory at the same time
-MOST_STEPS = 1000  # verdicts that can be taken back because one on an earlier evaluation arrives late
+READ_AT_ONCE = 2_000  # number of kernels whose texts are in memory at the same time
+MOST_STEPS = 1000  # number of verdicts that can be undone when a verdict on an earlier evaluation arrives late
 
 
 class History:
@@ -22,16 +22,18 @@ class History:
     def __init__(self, families: Mapping[str, str], verdicts: Mapping[str, EvaluationSummary]) -> None:
         self._families, self._verdicts = families, verdicts
         self._proposals: list[ProposalSummary] = []
-        self._of_kernel: dict[str, ProposalSummary] = {}  # the first, which gets the credit
-        self._repeated: dict[str, tuple[ProposalSummary, ...]] = {}  # the others
-        self._trials: dict[str, Trial] = {}  # by proposal id
-        self._alike: dict[Trial, Trial] = {}  # one object for all equal trials: most kernels gain nothing
+        self._of_kernel: dict[str, ProposalSummary] = {}  # the first proposal of each kernel, which gets the credit
+        self._repeated: dict[str, tuple[ProposalSummary, ...]] = {}  # the other proposals of each kernel
+        self._trials: dict[str, Trial] = {}  # key: proposal id
+        self._alike: dict[Trial, Trial] = {}  # one object for all equal trials, because most kernels have no gain
         self._changed: dict[str, ProposalSummary] = {}  # proposals whose trial must be recomputed
-        self._best: dict[str, Timing] = {}  # best times so far, by workload
+        self._best: dict[str, Timing] = {}  # best times so far; key: workload
         self._gained: dict[str, dict[str, float]] = {}  # kernel -> the log of its gain, by workload
         self._founders: dict[str, tuple[str, Mapping[str, Timing]]] = {}  # family -> first kernel, best before it
-        self._before: Mapping[str, Timing] | None = None  # the best times, as families founded meanwhile share them
-        # The last verdicts in the order in which their evaluations began, and when the last one that was forgotten did.
+        # the best times, shared by the families that were founded since the last change
+        self._before: Mapping[str, Timing] | None = None
+        # The last verdicts in the order in which their evaluations began, and when the evaluation of the last forgotten
+        # verdict began.
         self._steps = deque[_Step]()
         self._forgotten = -math.inf
 
@@ -54,7 +56,7 @@ class History:
     def judge(self, verdict: EvaluationSummary) -> bool:
         """Add the first verdict on a kernel. Verdicts on evaluations that began later are credited again after it.
 
-        Returns False if so many began later that the history must be made anew.
+        Returns False if there are so many of these that the history must be computed anew.
         """
         if verdict.kernel_id not in self._families:
             return True
@@ -126,15 +128,15 @@ class TriedKernels:
     """The kernels that have a verdict, with the settings of their knobs, but without their texts."""
 
     def __init__(self, read: Callable[[Sequence[str]], Iterable[Kernel]]) -> None:
-        self._read = read  # kernels by their ids
-        self._settings: dict[str, Mapping[str, int]] = {}  # by kernel id; equal ones are one object
+        self._read = read  # reads kernels by their ids
+        self._settings: dict[str, Mapping[str, int]] = {}  # key: kernel id; equal settings are one object
         self._distinct: dict[tuple[tuple[str, int], ...], Mapping[str, int]] = {}
         self._found: list[Tried] | None = None  # oldest first
 
     def oldest_first(
         self, families: Mapping[str, str], told: Callable[[str], EvaluationSummary | None]
     ) -> Sequence[Tried]:
-        """Return these kernels by their families, with the facts from `told`."""
+        """Return these kernels grouped by family, with the facts from `told`."""
         if self._found is None:
             known = [found for kernel_id in families if (found := told(kernel_id))]
             known.sort(key=lambda verdict: (verdict.created, verdict.number))
@@ -178,9 +180,9 @@ class _Step:
 
     verdict: EvaluationSummary
     family: str
-    best: dict[str, Timing | None]  # the best times that it replaced
+    best: dict[str, Timing | None]  # the best times that the verdict replaced
     founding: bool  # whether the kernel is the first of its family to pass
-    of_founder: dict[str, float]  # the gain of the family's first kernel before
+    of_founder: dict[str, float]  # the previous gain of the family's first kernel
 
     def undo(
         self,
@@ -205,7 +207,7 @@ class _Step:
 def _gained(verdict: EvaluationSummary, before: Mapping[str, Timing]) -> dict[str, float]:
     """Return, by workload, the log of the kernel's speedup over the best before it, or else over PyTorch.
 
-    A gain is left out if the two confidence intervals overlap, because it may be luck.
+    A gain is left out if the two confidence intervals overlap, because it may be due to chance.
     """
     gained: dict[str, float] = {}
     for timing in verdict.measurements:

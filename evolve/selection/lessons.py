@@ -15,19 +15,19 @@ from evolve.prompting.text import one_line
 
 MOST = 10  # maximum number of sentences
 MOST_GAINS, MOST_LOSSES, MOST_KNOBS, MOST_REASONS, MOST_HOPELESS = 3, 2, 2, 2, 1
-GAINED, LOST = 1.1, 0.9  # speedups over the parent that count as a gain and a loss
-TELLING = 1.1  # least speedup by a knob that is worth a sentence
+GAINED, LOST = 1.1, 0.9  # speedups over the parent above which a gain counts, and below which a loss counts
+TELLING = 1.1  # least speedup of a knob's value that is reported
 LEAST_SETTINGS = 4  # minimum number of measured settings before a design's knobs are judged
-AGAIN = 2  # occurrences that make a failure more than an accident
+AGAIN = 2  # number of occurrences from which a failure is not an accident
 MAX_NOTE, MAX_REASON, MAX_WORKLOAD = 140, 160, 120
 PLACE = re.compile(r"^(?:\S*kernel\.cu\S*:|[\w.]+=\S+(?: [\w.]+=\S+)* \w+:|line \d+:|(?:fatal )?error:|launch \d+:)\s*")
 NO_KERNEL = "no kernel in the answer"
-Times = Mapping[str, float]  # us by workload
+Times = Mapping[str, float]  # times in us by workload
 
 
 @dataclass(frozen=True)
 class Change:
-    """The speedup of a design, at its best setting, over the designs it was made from."""
+    """The speedup of a design, at its best setting, over the designs from which it was made."""
 
     kernel_id: str
     workload: str
@@ -60,8 +60,8 @@ class Lessons:
     ) -> None:
         self._families, self._verdicts, self._kernels = families, verdicts, kernels
         self._best: dict[str, dict[str, float]] = {}  # family -> its best time on each workload
-        self._overall: dict[str, float] = {}  # the best time of all on each workload
-        self._places: dict[str, tuple[int, float, str]] = {}  # family -> its place among the tuned ones
+        self._overall: dict[str, float] = {}  # the best time of all families on each workload
+        self._places: dict[str, tuple[int, float, str]] = {}  # family -> its place among the tuned families
         self._tuned: set[str] = set()  # families with enough settings
         self._sound: set[str] = set()  # families with a setting that has passed
         self._passed = defaultdict[str, list[str]](list)  # family -> its kernels with times
@@ -70,10 +70,11 @@ class Lessons:
         self._changed: set[str] = set()  # families whose change and effects must be recomputed
         self._changes: dict[str, Change] = {}
         self._effects: dict[str, list[Effect]] = {}
-        self._reasons: dict[tuple[str, str], tuple[int, tuple[float, str, str, str]]] = {}  # count, first case
+        # kind of reason -> number of cases, and the first case
+        self._reasons: dict[tuple[str, str], tuple[int, tuple[float, str, str, str]]] = {}
         self._roots: dict[str, str] = {}  # repaired kernel -> the kernel that it repairs, through any number of repairs
         self._repairs = defaultdict[str, list[EvaluationSummary]](list)  # verdicts on repairs by root
-        self._without_effect: tuple[float, str, str] | None = None  # negated time, proposal, kernel
+        self._without_effect: tuple[float, str, str] | None = None  # negated time, proposal and kernel
 
     def propose(self, proposal: ProposalSummary) -> None:
         """Add the next proposal."""
@@ -125,7 +126,7 @@ class Lessons:
     def sentences(self, *, timed: bool = True) -> tuple[str, ...]:
         """Return the most important sentences first: gains, the best knobs, losses, causes of failures and others.
 
-        Without `timed`, lessons from times are left out: a gain on the emulator says nothing about a GPU.
+        Without `timed`, lessons from times are left out, because a gain on the emulator says nothing about a GPU.
         """
         for family in self._changed:
             self._effects.pop(family, None)
@@ -167,7 +168,7 @@ class Lessons:
         first = heapq.nsmallest(MOST_LOSSES, losses, key=lambda c: (round(c.ratio, 1), c.created, c.kernel_id))
         for change in first:
             share, idea = max(change.ratio, 0.01), self._idea(change.kernel_id)
-            yield f"This did harm: {idea}: {share:.1g} of its parent's speed, at best, at {_at(change)}."
+            yield f"This was harmful: {idea}: {share:.1g} of its parent's speed, at best, at {_at(change)}."
 
     def _knobs(self) -> Iterator[str]:
         """Yield the most influential knobs of the tuned designs and their best values, fastest designs first."""
@@ -197,7 +198,7 @@ class Lessons:
         return sorted((e for e in effects if e and e.ratio >= TELLING), key=lambda e: (-e.ratio, e.name))
 
     def _failures(self) -> Iterator[str]:
-        """Yield the reasons why kernels and replies failed repeatedly, most frequent first."""
+        """Yield the reasons for repeated failures of kernels and replies, most frequent first."""
         often = [(kind, number, first) for kind, (number, first) in self._reasons.items() if number >= AGAIN]
         for (outcome, _), number, first in heapq.nsmallest(MOST_REASONS, often, key=lambda one: (-one[1], one[0])):
             reason = reason_in(first[3])
@@ -222,10 +223,10 @@ class Lessons:
 
     def _no_effect(self) -> Iterator[str]:
         if self._without_effect:
-            yield f"The compiler makes no difference of this: {self._idea(self._without_effect[2])}."
+            yield f"This makes no difference to the compiled code: {self._idea(self._without_effect[2])}."
 
     def _note_without_effect(self, proposals: Iterable[ProposalSummary]) -> None:
-        """Remember the newest change beyond knobs that compiled to the machine code of another kernel."""
+        """Record the newest change, other than of knobs, that compiled to the machine code of another kernel."""
         for proposal in proposals:
             family = self._families[proposal.kernel_id]
             if all(self._families.get(parent) != family for parent in proposal.parents):
@@ -276,7 +277,7 @@ def _at(change: Change) -> str:
 
 @lru_cache(maxsize=1_000)
 def reason_in(log: str) -> str:
-    """Return the first line of a log that is not empty once the source location is removed."""
+    """Return the first line of a log that is not empty after the source location is removed."""
     for line in log.splitlines():
         text, found = line.strip(), PLACE.match(line.strip())
         while found:
@@ -288,7 +289,7 @@ def reason_in(log: str) -> str:
 
 
 def shortened(log: str) -> str:
-    """Return the beginning of a log that gives the same reason, if it can be found in little time."""
+    """Return the beginning of a log that gives the same reason, if it can be found quickly."""
     first, _, others = log.partition("\n")
     kept = first if others and reason_in(first) else log
     head = kept[: MAX_REASON + 20]

@@ -19,9 +19,10 @@ E = TypeVar("E", bound=Evaluation | EvaluationSummary | RankedTimes)
 
 KEEP = 8
 OF_A_KIND = 3
-MEDIAN, LOW, HIGH, BASELINE, FIGURES = 0, 1, 2, 3, 5  # positions among a workload's times, and their number
-_rank = itemgetter(0, 1)  # slowness and id
-HOPELESS = 4.0  # a kernel this many times slower than the fittest does not survive for its niche
+# positions among the figures of a workload, and the number of figures
+MEDIAN, LOW, HIGH, BASELINE, FIGURES = 0, 1, 2, 3, 5
+_rank = itemgetter(0, 1)  # slowness, and id as a tie-break
+HOPELESS = 4.0  # a kernel that is this many times slower than the fittest is not kept for diversity
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def latest(evaluations: Iterable[Evaluation], device_key: str) -> dict[str, Eval
 
 
 def champions(evaluations: Iterable[Evaluation]) -> tuple[Champion, ...]:
-    """Return the winner on every workload that some kernel passed, in the order of the workloads."""
+    """Return the winner on every workload on which some kernel passed, in the order of the workloads."""
     return tuple(champion(workload, evaluation) for workload, evaluation in leaders(evaluations).items())
 
 
@@ -70,8 +71,9 @@ def champion(workload: str, evaluation: Evaluation) -> Champion:
 def leaders(evaluations: Iterable[E]) -> dict[str, E]:
     """Return the evaluation that wins on each workload, in the order in which the workloads first appear.
 
-    The fastest kernel wins. A confirmed one is replaced only by a kernel whose interval lies below its own: the lowest
-    of many times is partly luck, and near-equal kernels would be confirmed one after another forever.
+    The fastest kernel wins. A confirmed kernel is replaced only by a kernel whose interval lies below its own: the
+    lowest of many times is partly due to chance, and nearly equal kernels would be confirmed one after another without
+    end.
     """
     return _leaders(_tables(evaluations))
 
@@ -93,11 +95,11 @@ class Ranking(Generic[E]):
     """A ranking of kernels by the geometric mean of their times over all workloads; the best of them are alive.
 
     A workload that the kernel does not accept counts with the slowest time there, so refusing workloads never improves
-    the rank. Kernels that accept the same workloads keep their relative order when others are added.
+    the rank. The relative order of kernels that accept the same workloads does not change when others are added.
     """
 
     def __init__(self) -> None:
-        # For each set of workloads: the sum of a kernel's log times, its id, its evaluation.
+        # For each set of workloads: the sum of a kernel's log times, its id, and its evaluation.
         self._groups: dict[tuple[str, ...], list[tuple[float, str, E]]] = {}
         self._worst: dict[str, float] = {}  # the slowest time on each workload
 
@@ -118,7 +120,7 @@ class Ranking(Generic[E]):
     def alive(self, winners: Iterable[E], keep: int = KEEP) -> tuple[E, ...]:
         """Return the champions and the best `keep` kernels, fittest first.
 
-        The best include at most `OF_A_KIND` kernels of one niche, unless the only alternatives are hopelessly slow.
+        The best include at most `OF_A_KIND` kernels of one niche, unless all alternatives are much slower.
         """
         niches = Counter[Niche]()
         novel: list[tuple[float, str, E]] = []
@@ -150,7 +152,7 @@ class Ranking(Generic[E]):
 
     def _ranked(self) -> Iterator[tuple[float, str, E]]:
         for group in self._groups.values():
-            group.sort(key=_rank)  # fast, because only newly added entries are out of order
+            group.sort(key=_rank)  # fast, because only new entries are out of order
         groups = (self._means(workloads, group) for workloads, group in self._groups.items())
         return heapq.merge(*groups, key=_rank)
 
@@ -180,7 +182,7 @@ def _leaders(tables: Sequence["_Table[E]"]) -> dict[str, E]:
 
 
 class Rival(NamedTuple):
-    """A time in a table. Rivals are ordered by time, then by place."""
+    """A time in a table. Rivals are sorted by time, then by place."""
 
     median_us: float
     place: int
@@ -195,7 +197,7 @@ class _Table(Generic[E]):
 
     workloads: tuple[str, ...]
     evaluations: Sequence[E]
-    places: Sequence[int]  # in the order in which the evaluations were given
+    places: Sequence[int]  # places of the evaluations in the given order
     times: "array[float]"  # median, low, high, baseline and floor of each evaluation on each workload
 
     def column(self, workload: str, part: int = MEDIAN) -> "array[float]":
@@ -324,7 +326,10 @@ def standing(measurement: Measurement) -> float:
 
 
 def parents(population: Sequence[E], used: Mapping[str, int], wanted: int, rng: random.Random) -> tuple[E, ...]:
-    """Draw parents with replacement. Fitter kernels are more likely; kernels that were parents before are less so."""
+    """Draw parents with replacement.
+
+    Fitter kernels are more likely, and kernels that were parents before are less likely.
+    """
     if not population:
         return ()
     weights = [1 / ((rank + 1) * (1 + used.get(e.kernel_id, 0))) for rank, e in enumerate(population)]

@@ -18,8 +18,8 @@ from evolve.selection.view import OpView
 from reference_ops.op import Op
 
 FAILURES_SHOWN, DONORS = 6, 3
-PROFILES = 2  # maximum per round, because each takes a few seconds
-REPAIRS = 3  # repairs in a row after which a kernel is not repaired again
+PROFILES = 2  # largest number of profiles per round, because each takes a few seconds
+REPAIRS = 3  # number of successive repairs after which a kernel is not repaired again
 BEYOND_REPAIR = (Outcome.PASSED, Outcome.DUPLICATE)
 UNLIMITED = Left()
 
@@ -96,7 +96,7 @@ def _pytorch_times(view: OpView, op: Op) -> tuple[tuple[str, float], ...]:
 
 
 def unprofiled(request: Request) -> list[tuple[Kernel, str]]:
-    """Return the parents that are not profiled on the workload with the most to gain, each with that workload."""
+    """Return the parents without a profile on their workload with the most to gain, each with that workload."""
     found: dict[str, tuple[Kernel, str]] = {}
     for parent in request.parents:
         weak = population.weakest(parent.evaluation)
@@ -141,6 +141,6 @@ def _unrepaired(view: OpView) -> list[EvaluationSummary]:
         and kernel_id in families
         and kernel_id not in repaired
         and tries.get(kernel_id, 0) < REPAIRS
-        and not lessons.has_passed(families[kernel_id])  # if it has passed, only this setting is wrong
+        and not lessons.has_passed(families[kernel_id])  # if the design has passed, only this setting is wrong
     )
     return heapq.nsmallest(FAILURES_SHOWN, failed, key=lambda verdict: (-verdict.created, verdict.kernel_id))

@@ -1,4 +1,4 @@
-"""Sharing of work among runs on one archive: each kernel is judged by one run, and the others wait for its verdict."""
+"""Sharing of work among runs on one archive: one run judges a kernel, and the other runs wait for the verdict."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -10,8 +10,9 @@ from archive.records import Evaluation
 from evolve.request import Request
 from evolve.selection.view import OpView
 
-LOOK_SECONDS = 0.25  # interval at which the claims of others are read
-WAITING, OTHERS = "claims", "another process is evaluating the kernels that are left"  # key and reason of a wait
+LOOK_SECONDS = 0.25  # interval at which other runs' claims are read
+# the key of a wait and its reason
+WAITING, OTHERS = "claims", "another process is evaluating the kernels that are left"
 
 
 class Share:
@@ -22,11 +23,11 @@ class Share:
 
     def __init__(self, claims: Claims | None = None, heard: Callable[[str, str], None] | None = None) -> None:
         self.claims, self._heard = claims, heard or (lambda _key, _reason: None)
-        self._met = set[str]()  # kernels that others were working on when this run needed them
+        self._met = set[str]()  # kernels on which other runs were working when this run needed them
 
     @property
     def met(self) -> bool:
-        """Whether the run needed kernels of other runs since it last waited for these."""
+        """Whether the run has needed kernels of other runs since it last waited for them."""
         return bool(self._met)
 
     def free(self, view: OpView, kernels: Iterable[str]) -> list[str]:
@@ -37,7 +38,7 @@ class Share:
         return [kernel_id for kernel_id in found if kernel_id not in others]
 
     def take(self, view: OpView, kernel_id: str, seen: str = "") -> bool:
-        """Claim a kernel for a verdict that follows the one with the id `seen`, unless another run was faster."""
+        """Claim a kernel for the verdict after the one with the id `seen`, unless another run was faster."""
         if self.claims is None or self.claims.take(kernel_id, view.device.key, seen):
             return True
         self._met.add(kernel_id)
@@ -51,7 +52,7 @@ class Share:
                 self.claims.give_back(evaluation.kernel_id, view.device.key)
 
     def unproposed(self, view: OpView, request: Request, proposals: Iterable[Proposal]) -> Iterator[Proposal]:
-        """Yield the proposals, except free ones that another run has made since the request."""
+        """Yield the proposals, except those without a model's reply that another run has made since the request."""
         if self.claims is None or view.scope.fresh:
             yield from proposals
             return
@@ -60,7 +61,7 @@ class Share:
             kernel_id = proposal.kernel_id
             if not kernel_id or proposal.reply or kernel_id in request.known or kernel_id in own:
                 yield proposal
-            elif self.take(view, kernel_id):  # held until the proposal is archived
+            elif self.take(view, kernel_id):  # the claim is held until the proposal is archived
                 if kernel_id in view.known():
                     self._met.add(kernel_id)
                 else:

@@ -18,11 +18,11 @@ from evolve.selection.history import History, TriedKernels
 from evolve.selection.lessons import Lessons, shortened
 from evolve.selection.population import Champion, Ranking
 
-READ_AT_ONCE = 2_000  # records; of those read, less is kept
+READ_AT_ONCE = 2_000  # number of records read at the same time; less of each is kept
 
 
 class OpView:
-    """An op on a device as archived. Every method sees all records that any process has appended up to then.
+    """An op on a device as archived. Every method sees all records that any process has appended before the call.
 
     A kernel counts if the scope includes it; verdicts on other kernels are used only to find duplicates. A kernel that
     only ships with the package counts once it has a verdict on the device, or is requested.
@@ -30,7 +30,7 @@ class OpView:
 
     def __init__(self, store: Store, op: str, device: DeviceInfo, scope: Scope = EVERYTHING) -> None:
         self.store, self.op, self.device, self.scope = store, op, device, scope
-        self._all: dict[str, str] = {}  # the family of every kernel of the op, oldest first
+        self._all: dict[str, str] = {}  # family of every kernel of the op, oldest first
         self._judged: dict[str, EvaluationSummary] = {}  # the current verdict on each kernel on the device
         self._by_code: dict[str, EvaluationSummary] | None = None  # the oldest verdict on each machine code
         self._proposals: list[ProposalSummary] = []  # proposals in the scope, oldest first
@@ -38,7 +38,8 @@ class OpView:
         self._used = Counter[str]()  # how often each kernel was a parent
         self._families: dict[str, str] = {}  # family of each kernel that counts
         self._waiting: dict[str, None] = {}  # kernels that count and have no verdict, oldest first
-        self._dormant: dict[str, list[ProposalSummary]] = {}  # shipped kernels that do not count, with their proposals
+        # shipped kernels that do not count yet, with their proposals
+        self._dormant: dict[str, list[ProposalSummary]] = {}
         self._asked = set[str]()  # kernels that the run proposed or starts from
         self._repairs: list[ProposalSummary] = []
         self._read = [0, 0, 0]  # row numbers of the last kernel, proposal and evaluation read
@@ -50,11 +51,13 @@ class OpView:
         self._alive: tuple[EvaluationSummary, ...] | None = None
         self._tried = TriedKernels(lambda ids: store.find(Kernel, ids=ids))
         self._past: tuple[History, Lessons] | None = None
-        self._counts_elsewhere: Mapping[str, int] = {}  # of verdicts on other devices, when these were read:
-        self._elsewhere = frozenset[str]()  # kernels that GPUs had judged
-        self._unheard: list[ProposalSummary | EvaluationSummary] = []  # read, but not yet added to the history
+        # number of verdicts on other devices at the time when `_elsewhere` was read
+        self._counts_elsewhere: Mapping[str, int] = {}
+        self._elsewhere = frozenset[str]()  # kernels that GPUs had judged at that time
+        # records that were read but not yet added to the history
+        self._unheard: list[ProposalSummary | EvaluationSummary] = []
 
-    # What is known.
+    # The known records.
 
     def known(self) -> frozenset[str]:
         """Return the ids of all kernels of the op."""
@@ -112,7 +115,7 @@ class OpView:
     # Data for the next steps.
 
     def ask_for(self, kernels: Iterable[str]) -> None:
-        """Count these kernels as pending, even shipped ones and, on other devices, those that GPUs have evaluated."""
+        """Count these kernels as pending, even if they are shipped or, on another device than a GPU, judged by GPUs."""
         self._asked.update(kernels)
         for kernel_id in self._dormant.keys() & self._asked - self.scope.excluded:
             self._wake(kernel_id)
@@ -128,7 +131,10 @@ class OpView:
         return [kernel_id for kernel_id in self._waiting if kernel_id not in elsewhere or kernel_id in self._asked]
 
     def _judged_on_gpus(self) -> frozenset[str]:
-        """Return the kernels that GPUs have judged; they are read only if other devices have judged more since."""
+        """Return the kernels that GPUs have judged.
+
+        They are read again only if other devices have given verdicts since.
+        """
         if policy_of(self.device.kind).times_are_gpu_times:
             return frozenset()
         counts = self.store.count(EvaluationSummary, "device", self.op)
@@ -138,7 +144,7 @@ class OpView:
         return self._elsewhere
 
     def unconfirmed(self) -> list[Kernel]:
-        """Return the champions that are not confirmed here: only in another archive, in the package, or not at all."""
+        """Return the champions that were not confirmed here, but in another archive, in the package or not at all."""
         in_force = {leader.kernel_id: leader.confirmed for leader in self.leaders().values()}
         leading = list(in_force)
         confirmed = self.store.find(
@@ -154,7 +160,7 @@ class OpView:
         verdict = self._judged.get(kernel_id)
         return verdict.id if verdict else ""
 
-    # The fittest.
+    # The fittest kernels.
 
     def leaders(self) -> dict[str, EvaluationSummary]:
         """Return the champion's verdict on each workload."""
@@ -188,7 +194,7 @@ class OpView:
         return tuple((workload, timing.median_us) for workload, timing in self.leading_times().items())
 
     def latest_times(self) -> Mapping[str, Timing]:
-        """Return the latest times on each workload from any evaluation. They include PyTorch's times."""
+        """Return the latest times on each workload from any evaluation, which include PyTorch's times."""
         self._refresh()
         in_order = sorted(self._newest.values(), key=lambda verdict: (verdict.created, verdict.number))
         return {timing.workload: timing for verdict in in_order for timing in verdict.measurements}
@@ -237,7 +243,7 @@ class OpView:
     def tried(self) -> Sequence[Tried]:
         """Return every kernel that has a verdict, oldest first.
 
-        A duplicate gets the outcome and the times of the kernel that it repeats, and is left out if that is unknown.
+        A duplicate gets the outcome and the times of its original, and is left out if the original is unknown.
         """
         self._refresh()
         return self._tried.oldest_first(self._families, self._told_of)
@@ -289,7 +295,7 @@ class OpView:
             self._take_verdict(verdict)
 
     def _new_verdicts(self) -> list[EvaluationSummary]:
-        """Return the new verdicts, oldest first, each with the part of its log that tells the reason."""
+        """Return the new verdicts, oldest first, each with the part of its log that gives the reason."""
         found: list[EvaluationSummary] = []
         while new := self.store.find(
             EvaluationSummary, self.op, device=self.device.key, after=self._read[2], oldest=READ_AT_ONCE
@@ -304,7 +310,7 @@ class OpView:
             yield from new
 
     def _wake(self, kernel_id: str) -> None:
-        """Count a shipped kernel from now on."""
+        """Let a shipped kernel count from now on."""
         if kernel_id in self._dormant:
             proposals = self._dormant.pop(kernel_id)
             if not self.scope.fresh:
@@ -320,7 +326,7 @@ class OpView:
 
     def _take_proposal(self, proposal: ProposalSummary) -> None:
         if (self.scope.fresh and proposal.run != self.scope.run) or proposal.run == SHIPPED:
-            return  # the proposer of a shipped kernel elsewhere is not part of this archive's history
+            return  # a shipped kernel's original proposer is not part of this archive's history
         kernel_id, late = proposal.kernel_id, False
         if proposal.run and proposal.run == self.scope.run:
             self._asked.add(kernel_id)
@@ -377,7 +383,10 @@ class OpView:
         return self._by_code.setdefault(verdict.code, verdict).created <= verdict.created
 
     def _told(self, verdict: EvaluationSummary) -> EvaluationSummary | None:
-        """Return the verdict. A duplicate gets the outcome and times of its original; None if that is unknown."""
+        """Return the verdict.
+
+        A duplicate gets the outcome and times of its original, or None if the original is unknown.
+        """
         if verdict.outcome is not Outcome.DUPLICATE:
             return verdict
         original = self._codes().get(verdict.code)

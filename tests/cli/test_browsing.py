@@ -53,7 +53,7 @@ def test_top_names_the_order_of_the_population(archive: Path, capsys: Capture) -
 
 
 def test_top_marks_emulated_times(archive: Path, capsys: Capture) -> None:
-    assert "speed needs a GPU" in evolve(capsys, "top", "softmax", "--device", "cpu")[1]
+    assert "speed can be measured only on a GPU" in evolve(capsys, "top", "softmax", "--device", "cpu")[1]
 
 
 def test_top_prints_the_tables_as_json(archive: Path, capsys: Capture) -> None:
@@ -102,7 +102,7 @@ def test_a_shipped_kernel_is_shown_with_its_proposer(capsys: Capture) -> None:
     code, output, _ = evolve(capsys, "show", BEST.id)
     assert code == 0
     assert "by some-model: improve elsewhere" in output
-    assert "On Some GPU: passed, confirmed by a fresh process" in output
+    assert "On Some GPU: passed, confirmed in a fresh process" in output
     assert "measured elsewhere" in output
 
 
@@ -162,7 +162,7 @@ def test_show_prints_the_kernel_and_its_evaluations(archive: Path, capsys: Captu
 def test_show_prints_the_confirmation_of_a_champion(archive: Path, capsys: Capture) -> None:
     open_archive(archive).append(checked(confirmed(CHILD.id, GPU, 2.0, **{ROWS: 40.0})))
     output = evolve(capsys, "show", CHILD.id)[1]
-    assert "On Some GPU: passed, confirmed by a fresh process" in output
+    assert "On Some GPU: passed, confirmed in a fresh process" in output
     for expected in ("2.50x", "2.45–2.55", "held out", "racecheck", "won"):
         assert expected in output
 

@@ -112,7 +112,7 @@ def test_the_image_is_a_whole_elf_file() -> None:
         (bound(signature=SIGNATURE.replace("2> both", "3> both")), Outcome.MALFORMED, "list of 2 pointers.*24 bytes"),
         (bound(signature=SIGNATURE.replace("long long", "short")), Outcome.MALFORMED, "4 or 8 bytes.*takes 2"),
         (mapped("const CUtensorMap* m"), Outcome.MALFORMED, "`m` .*__grid_constant__ CUtensorMap m`.* takes 8 bytes"),
-        (mapped("const CUtensorMap m"), Outcome.MALFORMED, "`m`, the function a copy of it: take it as `const __grid"),
+        (mapped("const CUtensorMap m"), Outcome.MALFORMED, "the function takes a copy of it: take it as `const __grid"),
         (bound(plan=PLAN.replace('"scaled"', '"other"')), Outcome.MALFORMED, "no extern .*`other`.*scaled"),
     ],
 )  # fmt: skip
@@ -243,7 +243,7 @@ def test_variables_that_may_be_constant_are_compared_after_calls(before: str, na
             "#include <cooperative_groups.h>\n"
             '__device__ int of() { int n; asm("mov.u32 %0, %%envreg1;" : "=r"(n)); return n; }',
             "of()",
-            "only the driver",
+            "only to the driver",
         ),
         (
             '__device__ int of() { int n; asm("mov.u32 %0, %%reserved_smem_offset_begin;" : "=r"(n)); return n; }',

@@ -212,7 +212,7 @@ def test_reports_say_what_its_times_are(capsys: pytest.CaptureFixture[str], tmp_
     assert code == 0, errors
     assert "running on the toy device, as requested. Its times are toy times." in output + errors
     _, output, _ = evolve(capsys, "top", "twice", "--archive", archive)
-    assert "Toy  (toy times of the toy device; speed needs a GPU)" in output
+    assert "Toy  (toy times of the toy device; speed can be measured only on a GPU)" in output
 
 
 def test_an_archive_from_a_machine_with_another_device_claims_no_gpu_times() -> None:

@@ -84,7 +84,7 @@ def test_gradients_by_kernels_are_those_of_pytorch(package: Package) -> None:
 def test_convolutions_that_the_kernel_does_not_compute_are_left_to_pytorch(package: Package, groups: int) -> None:
     x, weight = images(2, 3, 7, 6), images(6, 3 // groups, 3, 3)
     named: dict[str, Any] = {"groups": groups, "dilation": 2 if groups == 1 else 1}
-    assert "channels lie last" in package.known["conv2d"].explain((x, weight), named).reason
+    assert "channels are last" in package.known["conv2d"].explain((x, weight), named).reason
     torch.testing.assert_close(package.conv2d(x, weight, **named), functional.conv2d(x, weight, **named))
     assert not package.machine.launched
 

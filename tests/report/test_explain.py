@@ -129,7 +129,7 @@ def test_figures_that_an_older_version_did_not_record_are_not_printed() -> None:
 
 def test_emulated_times_are_marked_as_no_evidence_about_a_gpu() -> None:
     printed = text(checked(passed("k", CPU, **{W: 50.0})))
-    assert "speed needs a GPU" in printed
+    assert "speed can be measured only on a GPU" in printed
     assert "GB/s" not in printed
 
 

@@ -47,7 +47,8 @@ def test_a_run_without_a_model_shows_no_tokens(standing: Standing) -> None:
 
 
 def test_a_reached_limit_is_marked(standing: Standing) -> None:
-    assert "60 of 60 evaluations: finishing the evaluations under way" in metered(Budget(evals=60), Spent(60), standing)
+    line = metered(Budget(evals=60), Spent(60), standing)
+    assert "60 of 60 evaluations: finishing the evaluations in progress" in line
 
 
 def test_the_spending_of_several_ops_is_summed(standing: Standing) -> None:

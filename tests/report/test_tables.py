@@ -98,7 +98,7 @@ def test_many_kinds_of_failure_are_preceded_by_their_total() -> None:
 
 def test_the_headline_of_an_emulated_device_has_a_note_about_its_times() -> None:
     emulated = standing("softmax", CPU, [FAST], [], [passed(FAST.id, CPU, **{ROWS: 20.0})])
-    assert "speed needs a GPU" in headline(emulated).plain
+    assert "speed can be measured only on a GPU" in headline(emulated).plain
 
 
 def test_verdicts_of_other_devices_are_ignored() -> None:

@@ -111,7 +111,7 @@ def test_a_change_without_effect_is_not_reported(told: Told) -> None:
 def test_a_change_that_harmed_everywhere_is_reported_with_the_workload_it_harmed_least(told: Told) -> None:
     parent = told.passed(design("plain"), rows=30.0, cols=50.0)
     told.passed(design("one thread a row"), parent, rows=300.0, cols=100.0)
-    assert told.lessons() == (f'This did harm: "one thread a row": 0.5 of its parent\'s speed, at best, at {COLS}.',)
+    assert told.lessons() == (f'This was harmful: "one thread a row": 0.5 of its parent\'s speed, at best, at {COLS}.',)
 
 
 def test_a_change_that_helped_at_one_workload_is_not_reported_as_harmful(told: Told) -> None:
@@ -211,7 +211,7 @@ def test_a_design_whose_repair_passed_is_not_reported(told: Told) -> None:
 def test_a_change_that_the_compiler_undoes_is_reported(told: Told) -> None:
     parent = told.passed(design("plain"), rows=30.0)
     told.failed(design("other names"), parent, log="compiles to the code of k", outcome=Outcome.DUPLICATE)
-    assert told.lessons() == ('The compiler makes no difference of this: "other names".',)
+    assert told.lessons() == ('This makes no difference to the compiled code: "other names".',)
 
 
 def test_knobs_without_effect_are_not_reported(told: Told) -> None:
@@ -237,8 +237,8 @@ def full() -> Told:
 
 
 def test_at_most_ten_lessons_are_reported_most_useful_first() -> None:
-    begins = ("This helped", "This helped", "This helped", "In ", "This did harm", "This did harm", "Failed", "Failed",
-              "Never", "The compiler")  # fmt: skip
+    begins = ("This helped", "This helped", "This helped", "In ", "This was harmful", "This was harmful", "Failed",
+              "Failed", "Never", "This makes no difference")  # fmt: skip
     said = full().lessons()
     assert len(said) == len(begins)
     assert [sentence.startswith(begin) for sentence, begin in zip(said, begins, strict=True)] == [True] * len(said)

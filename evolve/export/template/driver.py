@@ -267,7 +267,7 @@ class Module:
         self._lock = threading.Lock()
 
     def function(self, entry: str, shared: int) -> ctypes.c_void_p:
-        """Return a kernel that may be launched with this much dynamic shared memory, or as much as requested earlier."""
+        """Return a kernel that may have this much dynamic shared memory, or as much as was requested earlier."""
         function, static = ctypes.c_void_p(), ctypes.c_int()
         found = driver().cuModuleGetFunction(ctypes.byref(function), self._handle, entry.encode())
         checked(found, f"`{entry}` is not in the cubin")

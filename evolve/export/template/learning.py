@@ -163,7 +163,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Stepped:
-    """The gradients of a step, the call's tensors to which they belong, and a function that repeats the step, or None."""
+    """The gradients of a step, the call's tensors to which they belong, and a function that repeats the step."""
 
     gradients: tuple[Tensor, ...]
     places: tuple[int, ...]

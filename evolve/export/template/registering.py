@@ -169,7 +169,7 @@ class Registry:
         after_bytes: Any = 0,
         learning: Collection[str] = (),
     ) -> str:
-        """Return the reason why no kernel wins for tensors without memory, or with symbolic sizes; empty if one wins."""
+        """Return the reason why no kernel wins for tensors without memory or with symbolic sizes; empty if one does."""
         layouts = [(_hints(x.shape), _hints(x.stride())) for x in views]
         copied = _hint(after_bytes)
         hints = {name: value if isinstance(value, float) else _hint(value) for name, value in parameters.items()}

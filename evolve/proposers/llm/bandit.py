@@ -15,7 +15,7 @@ Arm = tuple[str, str]  # the signature of a model, and the operator
 DECAY = 0.996  # factor on a trial's weight per later trial, because gains become rarer during a run
 PRIOR = 2.0  # weight of the prior, in trials
 RELATED, MOST_RELATED = 0.3, 6.0  # extra weight of the prior per trial of the same model, and its maximum
-PASSING = 0.02  # gain credited to a kernel that is correct but not faster
+PASSING = 0.02  # gain of a kernel that is correct but not faster
 FIRST_GAIN = 0.1  # expected size of the first improvement
 LEAST_CHANCE = 0.01
 
@@ -56,7 +56,7 @@ class ArmResults:
         return cls(sums)
 
     def tally(self, includes: Callable[[Arm], bool]) -> Tally:
-        """Return the sums over the arms that are included."""
+        """Return the sums over the included arms."""
         included = [fields for arm, fields in self.by_arm.items() if includes(arm)]
         return Tally(*(sum(column) for column in zip(*included, strict=True)))
 
@@ -118,7 +118,8 @@ class _Posterior:
 def _beta(own: tuple[float, float], others: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Return the Beta posterior of a rate from hits and tries: the arm's own, all, its model's and its operator's.
 
-    The prior mean is the overall rate, scaled by how the arm's model and operator compare with it elsewhere.
+    The prior mean is the overall rate, scaled by the ratios of the rates of the arm's model and operator elsewhere to
+    it.
     """
     (hits, tries), (all_hits, all_tries), *related = own, *others
     overall = (all_hits + 1) / (all_tries + 2)

@@ -16,23 +16,24 @@ from evolve.proposers.llm.models import Model, Prices
 
 UNUSABLE = "not asked any more for now: "  # prefix of the archived failure if a model cannot be used
 WINDOW_SECONDS = 60.0  # limits are given per minute
-GRACE_SECONDS = 0.5  # after the deadline, in which requests in flight may end by themselves
+GRACE_SECONDS = 0.5  # time after the deadline in which requests in flight may end by themselves
 
 P = TypeVar("P")
 A = TypeVar("A")
 Clock = Callable[[], float]
-Pause = Callable[[float], None]  # waits, and raises once the answer is not needed any more
+Pause = Callable[[float], None]  # waits, and raises an exception once the answer is not needed any more
 
 
 @dataclass(frozen=True)
 class Call:
-    """Messages for one model, with the operator they ask for."""
+    """Messages for one model, with the operator that they request."""
 
     model: Model
     operator: str
     messages: tuple[Message, ...]
-    deadline: float = float("inf")  # on the clock of time.monotonic; the answer is given up after it
-    reply_limit: int | None = None  # tokens that the rest of the budget can pay for; None if the budget sets no limit
+    deadline: float = float("inf")  # time of time.monotonic after which the answer is given up
+    # number of tokens that the rest of the budget can pay for; None if the budget sets no limit
+    reply_limit: int | None = None
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -48,8 +49,8 @@ class Answer:
     failure: str = ""
     cost: Cost = field(default=Cost())
     parameters: str = "{}"  # the parameters that were finally sent, as JSON
-    unpriced: bool = False  # neither the server nor the model's settings give its cost
-    unusable: UserError | None = None  # why further calls to this model would fail too
+    unpriced: bool = False  # whether neither the server nor the model's settings give its cost
+    unusable: UserError | None = None  # the reason why further calls to this model would fail, too
 
 
 class Chat(Protocol):
@@ -73,11 +74,11 @@ def ask_concurrently(
 ) -> Generator[tuple[P, A], None, None]:
     """Ask all waiting prompts, several at a time, and yield each answer as soon as it arrives.
 
-    `waiting` may grow meanwhile. `may_start` gets a prompt and those in flight; prompts that may not start stay in
-    `waiting`. If `ask` raises, the prompts in flight are finished first. Closing the generator cancels them without
-    waiting. Soon after the deadline, a value of time.monotonic, prompts in flight are cancelled: `ask` must then return
-    at once, and its results are their answers. The threads are daemons, because a ThreadPoolExecutor would keep the
-    interpreter alive if a server stalls.
+    `waiting` may grow meanwhile. `may_start` is called with a prompt and those in flight; prompts that may not start
+    stay in `waiting`. If `ask` raises, the prompts in flight are finished first. Closing the generator cancels them
+    without waiting. Soon after the deadline, a value of time.monotonic, prompts in flight are cancelled: `ask` must
+    then return at once, and its results are their answers. The threads are daemons, because a ThreadPoolExecutor would
+    keep the interpreter alive if a server stalls.
     """
     done: SimpleQueue[tuple[P, Future[A]]] = SimpleQueue()
     cancelled = threading.Event()
@@ -125,7 +126,7 @@ def take_startable(
 
 
 def _next_done(done: "SimpleQueue[tuple[P, Future[A]]]", deadline: float) -> "tuple[P, Future[A]] | None":
-    """Return the prompt that is answered next, or None if the deadline passes before."""
+    """Return the next prompt that is answered, or None if the deadline passes first."""
     left = max(deadline + GRACE_SECONDS - time.monotonic(), 0.0)
     try:
         return done.get(timeout=None if left == float("inf") else min(left, threading.TIMEOUT_MAX))
@@ -188,7 +189,7 @@ class RateLimit:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def acquire(self, model: Model, tokens: int, pause: Pause) -> SentRequest:
-        """Wait until a request of this many tokens is allowed, and count it."""
+        """Wait until a request of this many tokens is allowed, then count it."""
         pause(0.0)
         while isinstance(found := self._try(model, tokens), float):
             pause(found)

@@ -31,14 +31,15 @@ from evolve.proposers.llm.models import MAX_TOKENS_NAME, OPENAI_MAX_TOKENS_NAME,
 
 CONNECT_SECONDS, LIST_SECONDS, MAX_RETRIES, MAX_CHANGES = 10.0, 10.0, 4, 6
 LEAST_SECONDS = 0.05  # shortest time-out of a request, because 0 would mean none
-MAX_BYTES = 1 << 25  # of a response; the rest of a longer one is not read
+MAX_BYTES = 1 << 25  # limit on a response; the rest of a longer one is not read
 PLACEHOLDER_KEY = "none"  # a local server needs no key, but the client requires one
-MAX_REASON, SHORTEST_SECRET = 600, 4  # characters
+MAX_REASON, SHORTEST_SECRET = 600, 4  # lengths in characters
 SHORTEST_IN_REPLY = 8  # a local server's key is often a short word that kernels contain too
-RETRIES, RETRIES_AFTER_TIME_OUT = 99, 1  # the first is capped by `max_retries`; timeouts take too long to repeat
+# retries are also limited by `max_retries`; a timeout takes too long to repeat more than once
+RETRIES, RETRIES_AFTER_TIME_OUT = 99, 1
 # Class names, because the cause of a failed connection may be a class of httpx or of httpx2.
 UNREACHABLE = frozenset({"ConnectError", "ConnectTimeout", "UnsupportedProtocol", "InvalidURL", "LocalProtocolError"})
-TEMPORARY = frozenset({408, 409, 425, 429})  # in addition to every status from 500 up
+TEMPORARY = frozenset({408, 409, 425, 429})  # temporary statuses, in addition to all from 500 up
 SPENT_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
 FIRST_SECONDS, MOST_SECONDS = 0.5, 30.0  # least and longest wait between retries
 LONGEST_SECONDS = 900.0  # longest Retry-After that is respected
@@ -49,7 +50,7 @@ TOO_MANY_TOKENS = re.compile(r"max_tokens|max_completion_tokens|maximum context|
 OTHER_NAME = {MAX_TOKENS_NAME: OPENAI_MAX_TOKENS_NAME, OPENAI_MAX_TOKENS_NAME: MAX_TOKENS_NAME}
 
 
-# called with a call's key and the reason why it waits, or an empty text when the wait is over
+# called with a call's key and the reason why it waits, or with an empty text when the wait is over
 Watch = Callable[[str, str], None]
 
 
@@ -83,14 +84,14 @@ class Endpoints:
                 self.watch(key, "")
             parameters = accepted(call.parameters, self._replacements_for(call.model))
             found = self._send(call, parameters, f"{key}-{changes}", pause)
-            if isinstance(found, str):  # a parameter that this model refuses
+            if isinstance(found, str):  # the name of a parameter that the model refuses
                 changes += 1
                 continue
             if isinstance(found, Answer):
                 sent.tokens = max(found.cost.tokens, 1)
                 return replace(found, cost=replace(found.cost, seconds=time.monotonic() - started))
             sent.tokens = 0
-            pause(0.0)  # a fault after the deadline is not the server's
+            pause(0.0)  # raises after the deadline, when a fault is not the server's
             wait = found.wait_seconds
             if retries >= min(found.retries, self.max_retries) or (wait or 0.0) > LONGEST_SECONDS:
                 return _failed(found, parameters)
@@ -184,7 +185,7 @@ class TooLongError(ValueError):
 
 
 def _body(chunks: Iterable[bytes], ends: float, pause: Pause) -> str:
-    """Read a response. A server that sends a little from time to time does not get more time than a silent one."""
+    """Read a response. A server that sends a few bytes at intervals does not get more time than a silent server."""
     found = bytearray()
     for chunk in chunks:
         pause(0.0)
@@ -205,7 +206,8 @@ def _answer(text: str, call: Call, parameters: Mapping[str, Any], secret: str) -
         return Answer(failure=redacted_line(f"the response is not JSON: {error}", call.model, secret), parameters=sent)
     cost = cost_of(reply, call.messages, call.model.usd_per_million)
     return Answer(
-        text=redacted(reply.text, call.model, secret),  # again, because a secret may have been split into two parts
+        # done again, because a secret may have been split into two parts
+        text=redacted(reply.text, call.model, secret),
         failure=redacted_line(reply.failure, call.model, secret),
         cost=cost,
         parameters=sent,
@@ -223,14 +225,14 @@ class RequestFault:
     """The reason why a request got no reply, and whether to send it again."""
 
     reason: str
-    retries: int = 0  # how often it may be sent again
-    wait_seconds: float | None = None  # as the server requested
-    unusable: str = ""  # the fault of the model or its address, if every request would fail
+    retries: int = 0  # number of times that the request may be sent again
+    wait_seconds: float | None = None  # time requested by the server
+    unusable: str = ""  # the error of the model or its address, if every request would fail
     hint: str = ""
 
 
 def fault_of(error: Exception, model: Model, secret: str) -> RequestFault:
-    """Return what an error from the client means for the request and for the model."""
+    """Return the meaning of an error from the client for the request and for the model."""
     reason = redacted_line(_reason(error), model, secret)
     if isinstance(error, openai.APIStatusError):
         return _of_status(error, reason, model)
@@ -250,7 +252,7 @@ def _of_status(error: openai.APIStatusError, reason: str, model: Model) -> Reque
         hint = f"Check {variable}, and that it may use this model."
         return RequestFault(reason, unusable=f"{where} refused the key: {reason}", hint=hint)
     if status == 402 or code_of(error.body, "code") in SPENT_CODES:
-        hint = "Top up the account, or use another one."
+        hint = "Top up the account, or use another account."
         return RequestFault(reason, unusable=f"{where} requires payment: {reason}", hint=hint)
     if status == 404:
         hint = "Name another model with --model, or check the address, which usually ends in /v1."
@@ -284,7 +286,7 @@ def temporary(status: int) -> bool:
 
 
 def requested_wait(headers: Mapping[str, str], now: float) -> float | None:
-    """Return the seconds to wait by a Retry-After header, which holds a number or a date, or None without one."""
+    """Return the seconds to wait given by a Retry-After header, which holds a number or a date; None without one."""
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         value = headers.get(name, "").strip()
         try:
@@ -304,7 +306,7 @@ def _until(date: str, now: float) -> float:
 
 
 def back_off(attempt: int, rng: random.Random) -> float:
-    """Return the seconds to wait before a retry: twice as long each time, with jitter."""
+    """Return the seconds to wait before a retry. They double with each retry, with jitter."""
     return min(FIRST_SECONDS * 2.0**attempt, MOST_SECONDS) * rng.uniform(0.5, 1.0)
 
 
@@ -320,7 +322,7 @@ def _refused(error: Exception, call: Call, parameters: Mapping[str, Any]) -> str
     if not isinstance(error, openai.APIStatusError):
         return ""
     if call.reply_limit and error.status_code in (400, 422) and TOO_MANY_TOKENS.search(error.message.lower()):
-        # The budget would allow a longer reply than this model can give.
+        # the budget would allow a longer reply than this model can give
         return next((name for name in OTHER_NAME if name in parameters), "")
     return refused_parameter(error.status_code, error.message, error.body, parameters)
 
@@ -340,7 +342,7 @@ def refused_parameter(status: int, message: str, body: object, sent: Iterable[st
 
 
 def accepted(parameters: Mapping[str, Any], replacements: Mapping[str, str]) -> dict[str, Any]:
-    """Return the parameters with their replacements: another name, or an empty one that drops the parameter."""
+    """Return the parameters with their replacements: another name, or an empty name, which drops the parameter."""
     found = {}
     for name, value in parameters.items():
         kept = name
@@ -367,7 +369,10 @@ def redacted_line(text: str, model: Model, key: str) -> str:
 
 
 def redacted(value: Any, model: Model, key: str) -> Any:
-    """Return a decoded JSON value without secrets. Shorten only afterwards, because that could cut a secret in two."""
+    """Return a decoded JSON value without secrets.
+
+    Text may be shortened only afterwards, because shortening could cut a secret in two.
+    """
     if isinstance(value, dict):
         return {redacted(name, model, key): redacted(item, model, key) for name, item in value.items()}
     if isinstance(value, list):

@@ -27,8 +27,8 @@ class Prices:
     """Prices in USD per million tokens."""
 
     prompt: float
-    completion: float  # includes reasoning
-    cached: float | None = None  # for the part of a prompt that the server has cached; None: same as `prompt`
+    completion: float  # price of completion tokens, including reasoning
+    cached: float | None = None  # price of the part of a prompt that the server has cached; None: same as `prompt`
 
     def usd(self, cost: Cost) -> float:
         """Return the cost of a request's tokens in USD."""
@@ -45,17 +45,17 @@ class Model:
     name: str
     base_url: str = field(default=OPENAI_URL, repr=False)  # may contain a password, so print `endpoint` instead
     key_env: str = ""  # the environment variable that holds the key; empty for a local server
-    label: str = ""  # names the proposer instead of `name`, if that is not unique
-    form: str = FENCED  # the form of its replies
+    label: str = ""  # name of the proposer if `name` is not unique
+    form: str = FENCED  # the form of the model's replies
     usd_per_million: Prices | None = None
-    tells_cost: bool = False  # the server reports the cost of each reply
-    concurrency: int = CONCURRENCY  # limit on simultaneous requests to this address, for all models there
+    tells_cost: bool = False  # whether the server reports the cost of each reply
+    concurrency: int = CONCURRENCY  # limit on simultaneous requests to this address, for all models at it
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
-    temperature: float | None = None  # sent only if it is set, because reasoning models refuse it
+    temperature: float | None = None  # sent only if set, because reasoning models refuse it
     reasoning_effort: str = ""
-    max_tokens: int | None = None  # limit on a reply
-    prompt_tokens: int = MAX_TOKENS  # approximate limit on a prompt
+    max_tokens: int | None = None  # largest number of tokens of a reply
+    prompt_tokens: int = MAX_TOKENS  # approximate largest number of tokens of a prompt
     timeout_seconds: float = TIMEOUT_SECONDS
 
     @property
@@ -98,10 +98,10 @@ def free(models: Iterable[Model]) -> bool:
 
 
 def price_hint() -> str:
-    """Return how to limit a run whose models have no known price."""
+    """Return a hint on how to limit a run whose models have no known price."""
     return (
-        "Limit tokens instead, or give the model's prices: `--model models.toml` with a table [[model]] that holds "
-        'name = "..." and usd_per_million = { prompt = 1.25, cached = 0.125, completion = 10.0 }.'
+        "Limit tokens instead, or give the model's prices: `--model models.toml` with a table [[model]] "
+        'that contains name = "..." and usd_per_million = { prompt = 1.25, cached = 0.125, completion = 10.0 }.'
     )
 
 

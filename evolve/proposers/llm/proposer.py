@@ -33,9 +33,9 @@ from evolve.proposers.llm.questions import Prompt, drafts, opening, reference_so
 from evolve.proposers.llm.reply import proposal_from
 from evolve.request import Left, Request
 
-MOST_WITHOUT_KERNEL = 32  # prompts in a row without a kernel, after which the run stops
-MOST_ALIKE = 8  # the same if none of them gets a reply, all for the same reason
-MOST_UNFINISHED = 4  # the same if the replies are paid for, but not whole, all for the same reason
+MOST_WITHOUT_KERNEL = 32  # number of prompts in a row without a kernel after which the run stops
+MOST_ALIKE = 8  # the same for prompts that get no reply, all for the same reason
+MOST_UNFINISHED = 4  # the same for replies that are paid for but incomplete, all for the same reason
 TOO_LATE = "the deadline passed before an answer arrived"
 
 Dispatch = Callable[
@@ -60,10 +60,10 @@ class LlmProposer:
     models: tuple[Model, ...]
     chat: Chat
     dispatch: Dispatch = ask_concurrently  # sends prompts and yields answers; a replay keeps the recorded order
-    _unusable: dict[str, UserError] = field(default_factory=dict, repr=False, compare=False)  # by signature
+    _unusable: dict[str, UserError] = field(default_factory=dict, repr=False, compare=False)  # key: signature
     _without_kernel: list["WithoutKernel"] = field(
         default_factory=list, repr=False, compare=False
-    )  # since the last kernel
+    )  # prompts since the last kernel
 
     @property
     def name(self) -> str:
@@ -79,7 +79,7 @@ class LlmProposer:
         excluded = dict[str, Proposal]()  # the models that failed, by signature
         limit.learn(request.trials)
         unpriced, kernels = "", 0
-        reply_limits = dict[str, int | None]()  # by the nonce of the prompt
+        reply_limits = dict[str, int | None]()  # key: nonce of the prompt
 
         def may_start(prompt: Prompt, running: Sequence[Prompt]) -> bool:
             usable = prompt.model.signature not in excluded and _in_time(request, kernels + len(running))
@@ -121,7 +121,7 @@ class LlmProposer:
     def _follow_up(
         self, prompt: Prompt, answer: Answer, proposal: Proposal, request: Request, waiting: deque[Prompt]
     ) -> None:
-        """Add the prompts that follow from an answer: drafts of designs, or a second try at an unreadable kernel."""
+        """Add the prompts that follow from an answer: drafts of designs, or a new attempt at an unreadable kernel."""
         if prompt.operator == DESIGNS:
             waiting.extend(drafts(request, self.models, reference_source(request.op), prompt, answer.text))
         elif not (proposal.kernel or answer.failure or answer.unusable or prompt.again):
@@ -134,18 +134,18 @@ class LlmProposer:
             return Answer(failure=TOO_LATE)
 
     def _note(self, answer: Answer, proposal: Proposal, *, limited: bool) -> None:
-        if not proposal.failure:  # a kernel, or requested designs
+        if not proposal.failure:  # the reply holds a kernel, or the requested designs
             self._without_kernel.clear()
         elif answer.failure != TOO_LATE:
             replied, whole = bool(answer.text or answer.cost.tokens), limited or not unfinished(answer.failure)
             self._without_kernel.append(WithoutKernel(proposal.failure, replied, unfinished=not whole))
 
     def _unanswered(self) -> list[str]:
-        """Return why the last prompts got no reply at all, since the last reply."""
+        """Return the reasons why the prompts since the last reply got no reply."""
         return [one.failure for one in takewhile(lambda one: not one.replied, reversed(self._without_kernel))]
 
     def _hopeful(self) -> bool:
-        """Return whether more prompts make sense, because not all of the last ones failed."""
+        """Return whether more prompts make sense, because not all of the last prompts failed."""
         unanswered = self._unanswered()
         alike = len(unanswered) >= MOST_ALIKE and len(set(map(kind_of, unanswered[:MOST_ALIKE]))) == 1
         return (
@@ -153,7 +153,7 @@ class LlmProposer:
         )
 
     def _unfinished(self) -> list[str]:
-        """Return why the last replies were incomplete, and how many in a row have the same reason."""
+        """Return the reason why the last replies were incomplete, and how many in a row have the same reason."""
         last = [one.failure for one in takewhile(lambda one: one.unfinished, reversed(self._without_kernel))]
         return list(takewhile(lambda failure: kind_of(failure) == kind_of(last[0]), last))
 
@@ -183,7 +183,7 @@ class LlmProposer:
 
 def unfinished_hint() -> str:
     return (
-        "A model that thinks for long needs a larger max_tokens or a lower reasoning_effort, both under [[model]] in "
+        "A model that reasons at length needs a larger max_tokens or a lower reasoning_effort, both under [[model]] in "
         "`--model models.toml`. `evolve top OP --failures` lists the replies, `evolve run --resume last` continues."
     )
 
@@ -193,7 +193,7 @@ def from_environment(
 ) -> LlmProposer:
     """Return the proposer for the models given by `--model`, or by OPENAI_BASE_URL and OPENAI_API_KEY.
 
-    `watch` gets the reason why a call waits.
+    `watch` is called with the reason why a call waits.
     """
     models = model_words.read_models(words, environment)
     key = environment.get(model_words.KEY_ENV, "").strip()
@@ -240,14 +240,14 @@ def _proposal(prompt: Prompt, answer: Answer, request: Request) -> Proposal:
     if answer.failure:
         return replace(origin, reply=answer.text, failure=answer.failure)
     if prompt.operator == DESIGNS:
-        return replace(origin, reply=answer.text)  # not a failure: it was not asked for a kernel
+        return replace(origin, reply=answer.text)  # not a failure: the prompt did not ask for a kernel
     return proposal_from(answer.text, request.op, origin, prompt.kernels)
 
 
-MARGIN = 2.0  # a reply is assumed to be at most this many times as long as the longest so far
-LEAST_REPLY = 32_768  # tokens that are reserved for a reply even if earlier ones were shorter
-LEAST_USEFUL = 1_024  # tokens; for a reply that must be shorter, no prompt is sent
-LONGEST_REPLY = 131_072  # tokens; replies are not limited while so much is left for each prompt in flight
+MARGIN = 2.0  # factor of the longest reply so far that a reply is assumed not to exceed
+LEAST_REPLY = 32_768  # number of tokens reserved for a reply even if earlier replies were shorter
+LEAST_USEFUL = 1_024  # number of tokens; no prompt is sent for a reply that must be shorter
+LONGEST_REPLY = 131_072  # number of tokens; replies are not limited while this much is left for each prompt in flight
 DEARER = 8.0  # highest ratio of the prices of a completion token and a prompt token at any provider
 UNKNOWN = float("inf")
 
@@ -256,17 +256,19 @@ UNKNOWN = float("inf")
 class SpendingLimit:
     """A limit that admits a prompt if the budget can pay for its longest reply and for all prompts in flight.
 
-    As the rest of the budget gets small, replies are limited to lengths that it can pay for. The budget can still be
+    When the rest of the budget is small, replies are limited to lengths that it can pay for. The budget can still be
     exceeded, because some costs are not known beforehand: a model's first prompt may have a few more tokens than
     estimated, a server may ignore the limit of a reply, and the price of the first reply may be known only to the
     server.
     """
 
     left: Left
-    keeps_half: bool = False  # for prompts after the first verdicts, if more than one prompt can be paid for
+    # whether to keep half for prompts after the first verdicts, if more than one prompt can be paid for
+    keeps_half: bool = False
     longest: dict[str, int] = field(default_factory=dict)  # tokens of the longest reply, by signature
     dearest: dict[str, float] = field(default_factory=dict)  # highest price in USD per token, by signature
-    underestimated: dict[str, float] = field(default_factory=dict)  # a prompt's tokens over their estimate, at most
+    # largest ratio of a prompt's tokens to their estimate
+    underestimated: dict[str, float] = field(default_factory=dict)
     tokens: int = 0  # spent so far, like `usd`
     usd: float = 0.0
 
@@ -316,7 +318,7 @@ class SpendingLimit:
         return self.left.tokens is not None or self.left.usd is not None
 
     def _room(self, call: Call, in_flight: Sequence[Call]) -> float:
-        """Return how many tokens the reply to a call may have so that it and all calls in flight can be paid for."""
+        """Return how many tokens a reply may have such that this call and all calls in flight can be paid for."""
         spent = [(float(self.tokens), self.usd), *(self._most(one, self._reply(one.model)) for one in in_flight)]
         tokens, usd = (sum(column) for column in zip(*[*spent, self._most(call, 0.0)], strict=True))
         room = UNKNOWN if self.left.tokens is None else self.left.tokens - tokens
@@ -325,13 +327,13 @@ class SpendingLimit:
         if self.left.usd <= self.usd:
             return -UNKNOWN
         _, price = self._prices(call.model)
-        if price == UNKNOWN:  # known from the first reply
+        if price == UNKNOWN:  # the price is known after the first reply
             return -UNKNOWN if in_flight else room
         left_usd = self.left.usd - usd
         return min(room, left_usd / price if price else math.copysign(UNKNOWN, left_usd))
 
     def _reply(self, model: Model) -> float:
-        """Return how many tokens a reply is expected to have at most."""
+        """Return the largest number of tokens that a reply is expected to have."""
         seen = self.longest.get(model.signature)
         expected = UNKNOWN if seen is None else max(MARGIN * seen, LEAST_REPLY)
         if model.max_tokens is not None and (seen or 0) <= model.max_tokens:

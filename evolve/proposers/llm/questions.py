@@ -37,11 +37,11 @@ from reference_ops.op import Op, ops_of
 
 NONCE_CHARACTERS = 7  # the id of a batch request with two parents has no room for more
 MAX_FILE_CHARACTERS = 10_000  # longest file that is shown completely
-MAX_CONSTANT = 200  # characters of a value that a function reads from its module
+MAX_CONSTANT = 200  # largest number of characters of a value that a function reads from its module
 
-# Maximum of requested designs, and the number of kernels of each, so that one bad kernel does not end an idea.
+# Largest number of requested designs, and the number of kernels for each, so that one bad kernel does not end an idea.
 MOST_DESIGNS, IMPLEMENTATIONS = 5, 2
-MAX_DESIGN = 400  # characters
+MAX_DESIGN = 400  # largest number of characters of a design
 NUMBERED, ITEM = re.compile(r"\s*(?:\*\*)?\d+[.)]\s*(.*\S)"), re.compile(r"\s*[-*+]\s+(.*\S)")
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class Prompt:
     operator: str
     parents: tuple[str, ...]
     messages: tuple[Message, ...]
-    nonce: str  # different for each prompt of a run
+    nonce: str  # text that differs for each prompt of a run
     kernels: tuple[Kernel, ...] = ()  # the parents, to which edits in the reply refer
     again: bool = False  # whether it follows a reply that could not be read
 
@@ -96,7 +96,7 @@ def prompt_for(
 
 
 def opening(request: Request, models: Sequence[Model], reference_source: str) -> tuple[Prompt, ...]:
-    """Return the first prompts: for an op without kernels one that asks for designs, else those of `prompts`."""
+    """Return the first prompts: for an op without kernels, a prompt that asks for designs, else those of `prompts`."""
     number = designs_wanted(request)
     if not number:
         return prompts(request, models, reference_source)
@@ -106,7 +106,7 @@ def opening(request: Request, models: Sequence[Model], reference_source: str) ->
 
 
 def designs_wanted(request: Request) -> int:
-    """Return the number of designs to ask for: each is written more than once, unless few kernels are wanted."""
+    """Return the number of designs to request. Each is written more than once, unless few kernels are wanted."""
     wanted = request.wanted if request.left.evals is None else min(request.wanted, request.left.evals - 1)
     return min(MOST_DESIGNS, max(2, wanted // IMPLEMENTATIONS)) if request.untried and wanted > 1 else 0
 
@@ -114,7 +114,7 @@ def designs_wanted(request: Request) -> int:
 def drafts(
     request: Request, models: Sequence[Model], reference_source: str, asked: Prompt, reply: str
 ) -> tuple[Prompt, ...]:
-    """Return prompts for kernels by the designs in a reply, in turn, or those of `prompts` if it has less than two."""
+    """Return prompts for kernels by the designs in a reply, or those of `prompts` if it has fewer than two."""
     found = designs_in(reply)[:MOST_DESIGNS]
     plain = prompts(request, models, reference_source)
     if len(found) < 2:
@@ -158,7 +158,7 @@ def applicable_operators(request: Request) -> tuple[str, ...]:
 
 
 def most_per_operator(request: Request) -> dict[str, int]:
-    """Return limits on prompts by operator: at most one repair per failure, and at most half of them repairs."""
+    """Return limits on prompts by operator: at most one repair per failure, and repairs in half of the prompts."""
     return {REPAIR: min(len(request.failures), max(request.wanted // 2, 1))}
 
 
@@ -178,7 +178,7 @@ def _improvable(request: Request) -> Sequence[Candidate]:
 
 
 def _pairs(request: Request) -> list[tuple[Candidate, list[Candidate]]]:
-    """Return each parent with the kernels of other families, because settings of one family have nothing to combine."""
+    """Return each parent with the kernels of other families, because there is nothing to combine within a family."""
     found = []
     for parent in _improvable(request):
         others = [other for other in request.population if other.kernel.family != parent.kernel.family]
@@ -240,7 +240,7 @@ def _used(function: FunctionType, seen: list[FunctionType]) -> list[FunctionType
 
 
 def _stands_alone(function: FunctionType) -> bool:
-    """Return whether the rest of its file is about something else: several ops, or a program with a plain function."""
+    """Return whether the rest of its file is unrelated: it has several ops, or is a program with a plain function."""
     ops = ops_of(inspect.getmodule(function))
     return len(ops) > 1 or (not ops and "." not in function.__qualname__)
 

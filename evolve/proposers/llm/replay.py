@@ -29,7 +29,7 @@ class Exchange:
 
 @dataclass
 class Recorded:
-    """A chat that gives each recorded answer once: to the same messages, or else to the next call of the same kind."""
+    """A chat that gives each recorded answer once, to the same messages or else to the next call of the same kind."""
 
     run: str
     unused: list[Exchange]
@@ -43,7 +43,7 @@ class Recorded:
                 f"the replay of run {self.run} differs from the run: it has one more question of the kind "
                 f"`{call.operator}` for {call.model.signature}, and {len(self.unused)} recorded answers are left over",
                 "the device, the package or earlier records of the archive differ, or another run used the archive at "
-                "the same time; what was replayed so far is archived",
+                "the same time; the proposals replayed so far are archived",
             )
         self.unused.remove(found)
         return _answer(found)
@@ -68,7 +68,7 @@ class Recorded:
             yield prompt, ask(prompt, lambda _: None)
 
     def _position(self, prompt: Prompt) -> tuple[int, bool]:
-        """Return the prompt's position in the recorded order; the nonce decides between equal prompts."""
+        """Return the prompt's position in the recorded order. The nonce distinguishes equal prompts."""
         found = self._next(prompt.call)
         return (self.unused.index(found), prompt.nonce != found.proposal.call) if found else (len(self.unused), False)
 
@@ -97,7 +97,7 @@ class AsManyProposals:
     """A proposer that ends after as many proposals as the recorded run made, with models and tuner together."""
 
     proposer: Proposer
-    left: list[int]  # number of proposals left; a list, because it is counted down
+    left: list[int]  # number of proposals left; a list, so that it can be counted down
 
     @property
     def name(self) -> str:
@@ -139,7 +139,7 @@ def _model(exchanges: Sequence[Exchange]) -> Model:
 
 
 def _answer(found: Exchange) -> Answer:
-    """Return the server's answer, without failures to read a kernel from it, because it is read again."""
+    """Return the server's answer without failures to read a kernel from it, because the answer is read again."""
     proposal = found.proposal
     unusable = UserError(proposal.failure.removeprefix(UNUSABLE)) if proposal.failure.startswith(UNUSABLE) else None
     failed = not proposal.kernel and (not proposal.reply or unfinished(proposal.failure))

@@ -27,7 +27,7 @@ COMMENT_LINES = re.compile(r"(?:\s*//[^\n]*\n)*\s*")
 def proposal_from(reply: str, op: Op, origin: Proposal, parents: Sequence[Kernel] = ()) -> Proposal:
     """Return the proposal `origin` with the kernel in the reply, or with the reason why there is none.
 
-    `parents` are the kernels that edits in the reply may apply to.
+    `parents` are the kernels to which edits in the reply may apply.
     """
     origin = replace(origin, kernel=None, reply=reply, failure="")
     try:
@@ -64,12 +64,15 @@ def without_thoughts(reply: str) -> str:
 def _missing(reply: str) -> str:
     text = without_thoughts(reply)
     if not text.strip():
-        return "the reply holds nothing but reasoning" if reply.strip() else "the reply is empty"
+        return "the reply contains only reasoning" if reply.strip() else "the reply is empty"
     if LEFT_OUT.partition("{}")[2] in text:
-        return f"the reply is too long to be kept whole, and what is kept holds no code that begins with {OPEN}"
+        return (
+            f"the reply is too long to be stored completely, and the stored part contains no code that begins with "
+            f"{OPEN}"
+        )
     if "__global__" in text:
         return f"the code in the reply has no plan: a kernel begins with its plan in a comment, {OPEN}"
-    return f"the reply holds no kernel: no code that begins with {OPEN}"
+    return f"the reply contains no kernel: no code that begins with {OPEN}"
 
 
 def _blocks(text: str) -> tuple[list[str], str]:
@@ -119,7 +122,7 @@ def _edited(reply: str, parents: Sequence[Kernel]) -> str:
 
 
 def _applied(edits: "Sequence[Edit]", parents: Sequence[Kernel]) -> str:
-    first_error = EditError("the prompt showed no kernel to edit; it asked for a whole one")
+    first_error = EditError("the prompt showed no kernel to edit, and asked for a whole kernel")
     for number, kernel in enumerate(parents):
         try:
             return applied(edits, kernel.text)
@@ -141,7 +144,7 @@ class Edit:
 
 
 def edits_in(text: str) -> tuple[Edit, ...]:
-    """Return the edit blocks of a text in order, with or without fences. An incomplete one raises an EditError."""
+    """Return the edit blocks of a text in order, with or without fences. An incomplete block raises an EditError."""
     found: list[Edit] = []
     search: list[str] = []
     lines: list[str] | None = None  # lines of the part being read
@@ -173,7 +176,7 @@ def applied(edits: Sequence[Edit], text: str) -> str:
     for number, edit in enumerate(edits, start=1):
         search = _without_blank_ends(edit.search)
         if not search:
-            raise EditError(f"edit block {number} has nothing to search for")
+            raise EditError(f"edit block {number} has an empty SEARCH part")
         at = _found(search, lines, number)
         lines[at : at + len(search)] = _without_blank_ends(edit.replace)
     return "\n".join(lines)
@@ -189,7 +192,7 @@ def _found(search: Sequence[str], lines: Sequence[str], number: int) -> int:
         if places:
             shown = ", ".join(str(at + 1) for at in places[:4])
             raise EditError(
-                f"edit block {number} matches {len(places)} times, at lines {shown}: take more lines into SEARCH"
+                f"edit block {number} matches {len(places)} times, at lines {shown}: include more lines in SEARCH"
             )
     known = {_squeezed(line) for line in lines}
     strange = next((line for line in search if _squeezed(line) not in known), "")

@@ -26,11 +26,13 @@ from evolve.proposers.tuner.surrogate import (
 from evolve.request import Attempt, Candidate, ReadsKernels, Request
 
 EXPLORATION = 0.5  # assumed gain in log time after one trial; divided by the root of the number of trials
-TAME = 1.5  # log times this far above the best are compressed, because differences between slow settings do not matter
-MAX_SEEN = 128  # programs in a surrogate model; beyond that, some of the slow ones are left out
-DOUBT = 0.5  # number of failures at which a common cause has even odds
-WORTHWHILE = 0.03  # least improvement in log time; a lower one would keep the search in the first good region
-UNSURE = 1e-6  # value of one standard deviation; decides if no improvement is expected
+# difference of log times from the best above which they are compressed, because differences between slow settings do
+# not matter
+TAME = 1.5
+MAX_SEEN = 128  # largest number of programs in a surrogate model; if there are more, some of the slow ones are left out
+DOUBT = 0.5  # number of failures at which a common cause has a probability of one half
+WORTHWHILE = 0.03  # least improvement in log time; a smaller one would keep the search in the first good region
+UNSURE = 1e-6  # value of one standard deviation, which decides if no improvement is expected
 
 Timed = Measurement | Timing
 
@@ -45,7 +47,7 @@ class Family:
 
     @cached_property
     def kernel(self) -> Kernel:
-        """One of its kernels."""
+        """One kernel of the family."""
         known = next((candidate.kernel for candidate in self.tried if isinstance(candidate, Candidate)), None)
         return known or next(iter(self.read([self.tried[0].kernel_id]).values()))
 
@@ -114,7 +116,7 @@ def best_measurements(candidates: Iterable[Attempt]) -> dict[str, Timed]:
 
 
 def points(request: Request) -> dict[str, Point]:
-    """Return the values to evaluate a plan at, by workload of the op."""
+    """Return the values at which a plan is evaluated, by workload of the op."""
     device = request.device
     return {w.key: point(request.op, w, device) for w in request.op.workloads(device.kind)}
 
@@ -136,14 +138,14 @@ class WorkloadModel:
     values: torch.Tensor
     cross: torch.Tensor  # correlation of each program with each seen program
     best: float  # log time to improve on
-    room: float  # distance from there to the speed of light, in log time
+    room: float  # distance from the best time to the speed of light, in log time
 
     @cached_property
     def posterior(self) -> Posterior:
         return posterior(self.cross, self.seen, self.values, self.covariance.noise)
 
     def expected_improvement(self) -> torch.Tensor:
-        """Return the expected improvement of each setting in log time, beyond the least worthwhile one."""
+        """Return the expected improvement of each setting in log time, beyond the least improvement."""
         gain = expected_improvement(self.posterior, self.best - WORTHWHILE).clamp_max(self.room)
         gain += UNSURE * self.posterior.deviation
         gain[self.seen] = 0.0
@@ -189,7 +191,7 @@ class FamilyModel:
         return total
 
     def novelty(self) -> torch.Tensor:
-        """Return the distance of each setting from the tried ones; -inf for tried settings."""
+        """Return the distance of each setting from the tried settings; -inf for tried settings."""
         centroids = self.space.centroids
         shared = torch.zeros(len(centroids), dtype=torch.float64)
         for setting in self.tried:

@@ -55,7 +55,7 @@ class OfflineProposer:
             )
 
 
-CLOSE = math.log(1.5)  # families this close to a champion on some workload are tuned
+CLOSE = math.log(1.5)  # log ratio to a champion's time, on some workload, up to which a family is tuned
 MIN_TUNED, MAX_TUNED = 4, 24  # limits on the settings tried in one family
 SHARE_TUNED = 10  # one in this many settings of the space is tried
 
@@ -67,7 +67,7 @@ class Tuner(Protocol):
 
 @dataclass(frozen=True)
 class FinishingProposer:
-    """A proposer that first tunes the models' kernels, and asks the models once none is left to tune."""
+    """A proposer that first tunes the models' kernels, and asks the models when no kernel is left to tune."""
 
     models: Proposer
     tuner: Tuner
@@ -104,10 +104,11 @@ def _shipped(op: str) -> frozenset[str]:
     return frozenset(kernel.family for kernel in shipped(op))
 
 
-SPREAD_FIRST = 4  # settings spread over a family's space before its model is used
-AT_ONCE = 4  # settings of one family per request; more would be poor choices before these are timed
+SPREAD_FIRST = 4  # number of settings spread over a family's space before its model is used
+AT_ONCE = 4  # number of settings of one family per request; more would be poor choices before these are timed
 MAX_FAMILIES = 4
-FAR_BEHIND = math.log(4)  # log ratio to the best time; a family this far behind on every workload is not explored
+# log ratio to the best time from which a family is not explored, if it is that slow on every workload
+FAR_BEHIND = math.log(4)
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class FamilySearch:
     """The search in one family during one request."""
 
     model: FamilyModel
-    most: int  # settings still to choose
+    most: int  # number of settings still to choose
     gap: float
 
     @property
@@ -164,7 +165,7 @@ def choices(request: Request, most: Mapping[str, int] | None = None) -> list[Cho
         while len(chosen) < request.wanted and (suggestion := _suggest(searches, len(chosen), rng)):
             search, kernel = suggestion.search, suggestion.search.model.space.kernel_at(suggestion.setting)
             if kernel.id in request.known:
-                search.model = search.model.without(suggestion.setting)  # it is already waiting for evaluation
+                search.model = search.model.without(suggestion.setting)  # the kernel is already waiting for evaluation
                 continue
             search.model = search.model.assuming_mean(suggestion.setting)
             search.most -= 1
@@ -174,7 +175,7 @@ def choices(request: Request, most: Mapping[str, int] | None = None) -> list[Cho
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Run torch in one thread, because for such small matrices more threads do not help and are slow on busy cores."""
+    """Run torch in one thread. For such small matrices, more threads do not help, and are slow on busy cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -201,7 +202,7 @@ def _searches(request: Request, most: Mapping[str, int] | None) -> list[FamilySe
 
 
 def _suggest(searches: Sequence[FamilySearch], offered: int, rng: random.Random) -> Suggestion | None:
-    """Suggest a setting: alternately explore a new family, cross two families, or take the most promising one."""
+    """Suggest a setting: alternately explore a new family, cross two families, or use the most promising family."""
     ready = [search for search in searches if search.open]
     unexplored = [search for search in ready if search.unexplored]
     if unexplored and (offered % 2 == 0 or len(unexplored) == len(ready)):
@@ -219,8 +220,8 @@ def _most_improvement(searches: Sequence[FamilySearch], rng: random.Random) -> S
     improvements = [search.model.expected_improvement() for search in searches]
     best = max(range(len(searches)), key=lambda number: float(improvements[number].max()))
     search = searches[best]
-    # Settings that compile to the same program count together, as in random sampling. Their knobs usually exceed the
-    # sizes of the workload.
+    # Settings that compile to the same program are drawn in proportion to their number, as in random sampling. Usually
+    # their knobs exceed the sizes of the workload.
     weighted = improvements[best] * search.model.space.multiplicity
     setting = _one_of_the_best(weighted, search.model.space, rng)
     return Suggestion(search, setting, "tune", (_nearest(search.model, setting),))

@@ -1,4 +1,4 @@
-"""The space of settings: the legal settings of a kernel's knobs, and which of them compile to the same program."""
+"""The space of a kernel's legal knob settings, and the settings that compile to the same program."""
 
 import itertools
 import math
@@ -17,7 +17,7 @@ from archive.kernel import Kernel
 from archive.plan import PlanError
 
 Setting = tuple[int, ...]
-MAX_BINDINGS = 4000  # limit on settings times workloads in one space
+MAX_BINDINGS = 4000  # largest product of settings and workloads in one space
 MIN_SETTINGS = 200
 
 
@@ -37,9 +37,9 @@ class Space:
     settings: tuple[Setting, ...]
     coordinates: torch.Tensor  # knob values of each setting, scaled to 0..1
     categorical: tuple[bool, ...]  # whether each knob's values are categories rather than sizes
-    programs: tuple[Programs, ...]  # by workload
-    multiplicity: torch.Tensor  # number of settings equivalent to each, including itself
-    centroids: torch.Tensor  # centroid of the settings equivalent to each
+    programs: tuple[Programs, ...]  # one per workload
+    multiplicity: torch.Tensor  # number of settings equivalent to each setting, including itself
+    centroids: torch.Tensor  # centroid of the settings equivalent to each setting
 
     @cached_property
     def index_of(self) -> dict[Setting, int]:
@@ -156,7 +156,7 @@ def _programs(bindings: Iterable["int | None"], centroids: torch.Tensor, counts:
     return Programs(of, sums / sizes)
 
 
-_Bindings = tuple[int | None, ...]  # one per workload; equal if both the code and the launches are the same
+_Bindings = tuple[int | None, ...]  # one number per workload; equal if both the code and the launches are the same
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class _HashablePoint:
 
 @lru_cache(maxsize=256)
 def _binding_cache(_kernel: Kernel, _at: tuple[_HashablePoint, ...]) -> dict[Setting, _Bindings]:
-    """Return the cache of bindings, because binding is slow and every request needs the same settings."""
+    """Return the cache of bindings. Binding is slow, and every request needs the same settings."""
     return {}
 
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-LENGTH_SCALES = (0.25, 0.5, 1.0, 2.0, 8.0)  # in units of the knob's range; at the last one the knob hardly matters
+LENGTH_SCALES = (0.25, 0.5, 1.0, 2.0, 8.0)  # in units of the knob's range; at the largest, the knob hardly matters
 ADDITIVE = (0.0, 0.5, 0.85)  # fraction of the variance due to single knobs
-NOISE = (1e-3, 2e-2)  # as a fraction of the variance
-SWEEPS = 2  # passes over the knobs
+NOISE = (1e-3, 2e-2)  # variance of the noise, as a fraction of the total variance
+SWEEPS = 2  # number of passes over the knobs
 LENGTH_PENALTY = 0.02  # penalty on length scales far from the knob's range
 PRIOR_DEVIATION, PRIOR_OBSERVATIONS = 0.35, 4.0  # prior standard deviation of log times, and its weight in observations
-MIN_FITTED = 5  # with fewer observations, the default covariance is used
+MIN_FITTED = 5  # number of observations below which the default covariance is used
 MAX_FITTED = 64
 
 
@@ -47,7 +47,10 @@ class Posterior:
 
 
 def distances(left: torch.Tensor, right: torch.Tensor, categorical: Sequence[bool]) -> torch.Tensor:
-    """Return the distances, indexed by knob, left point and right point. Different categories are over 0.5 apart."""
+    """Return the distances, indexed by knob, left point and right point.
+
+    Different categories are more than 0.5 apart.
+    """
     distance = (left.T[:, :, None] - right.T[:, None, :]).abs()
     for knob in (knob for knob, unordered in enumerate(categorical) if unordered):
         distance[knob] = (distance[knob] + (distance[knob] > 0)) / 2

@@ -73,7 +73,7 @@ def test_an_edit_with_an_empty_replacement_deletes_lines() -> None:
                 "block 1 matches nothing: its lines do not follow",
             ),
             (fenced(block("} else {", "")), "block 1 matches nothing: the kernel has no line `} else {`"),
-            (fenced(block("", "int x;")), "block 1 has nothing to search for"),
+            (fenced(block("", "int x;")), "block 1 has an empty SEARCH part"),
             (f"<<<<<<< SEARCH\n{NOTE}\n=======\n{NEW_NOTE}\n", "block 1 is never closed"),
             (f"<<<<<<< SEARCH\n{NOTE}\n>>>>>>> REPLACE\n", "block 1 has no line ======="),
             (f"<<<<<<< SEARCH\n{NOTE}\n{RENAMED}", "block 1 is never closed"),

@@ -140,7 +140,7 @@ def test_the_middle_of_a_huge_reply_is_replaced_by_a_mark() -> None:
 
 def test_a_huge_reply_without_a_kernel_is_a_failure_that_names_its_length() -> None:
     proposal = proposals(answer("word " * 1_600_000))[0]
-    assert proposal.failure.startswith("the reply is too long to be kept whole")
+    assert proposal.failure.startswith("the reply is too long to be stored completely")
 
 
 def test_an_endless_response_is_not_read_for_ever() -> None:

@@ -76,7 +76,7 @@ def test_a_proposal_keeps_its_origin() -> None:
         str(case): case
         for case in [
             ("", "the reply is empty"),
-            ("<think>warps or blocks", "nothing but reasoning"),
+            ("<think>warps or blocks", "contains only reasoning"),
             ("Use torch.compile instead.", "holds no kernel"),
             (fenced("__global__ void f() {}\n"), "has no plan"),
             (fenced(KERNEL_TEXT.replace("specialize", "specialise")), "line 5: unknown key `specialise`"),
