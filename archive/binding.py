@@ -21,9 +21,9 @@ from archive.plan import DTYPES, IDENTIFIER, Expression, Launch, Path, PlaceErro
 
 MAX_THREADS, MAX_BLOCK, MAX_GRID = 1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535)
 MAX_WORKSPACE_BYTES = 2**34
-MAX_MAP_SIZE, MAX_MAP_STRIDE, MAX_BOX = 2**32, 2**40, 256  # elements, bytes, elements
+MAX_MAP_SIZE, MAX_MAP_STRIDE, MAX_BOX = 2**32, 2**40, 256  # units: elements, bytes, elements
 SWIZZLES = (0, 32, 64, 128)  # bytes
-PIECE_BYTES = 16  # strides, and the innermost line of a box, consist of such pieces
+PIECE_BYTES = 16  # size in bytes of which strides and the innermost line of a box must be multiples
 
 
 class IllegalError(ValueError):
@@ -37,7 +37,7 @@ class Point:
     dtype: str
     dims: Mapping[str, int]
     parameters: Mapping[str, int | float]
-    tensors: Mapping[str, str]  # dtype by name
+    tensors: Mapping[str, str]  # dtypes by name
     sms: int
     shared_bytes: int
 
@@ -70,7 +70,7 @@ def check(kernel: Kernel, signature: Signature) -> None:
 
 
 def check_plan(plan: Plan, signature: Signature) -> None:
-    """Raise a PlaceError unless every name and expression is valid for this op, whatever its sizes."""
+    """Raise a PlaceError unless every name and expression is valid for this op at any size."""
     if plan.op != signature.op:
         raise PlaceError(f"this kernel is for the op `{plan.op}`, not `{signature.op}`", ("op",))
     for dtype in plan.dtypes:
@@ -150,7 +150,8 @@ def _check_tensor_map(tensor_map: TensorMap, tensors: set[str], scope: Scope) ->
         message = f"`shape` has {len(tensor_map.shape)} sizes and `box` {len(tensor_map.box)}: give one for each dim"
         raise PlaceError(message, path)
     if tensor_map.swizzle not in SWIZZLES:
-        raise PlaceError(f"a swizzle of {tensor_map.swizzle} bytes; there are {', '.join(map(str, SWIZZLES))}", path)
+        known = ", ".join(map(str, SWIZZLES))
+        raise PlaceError(f"a swizzle of {tensor_map.swizzle} bytes is not possible: choose one of {known}", path)
 
 
 def _check_launch(launch: Launch, index: int, plan: Plan, signature: Signature, scope: Scope) -> None:
@@ -267,7 +268,7 @@ def _map(tensor_map: TensorMap, types: Mapping[str, str], scope: Scope) -> Bound
 
 
 def _beyond_the_copy_engine(bound: BoundMap) -> str:
-    """Return the limit of the hardware that a tensor map breaks; empty if there is none."""
+    """Return the hardware limit that a tensor map exceeds; empty if there is none."""
     line = bound.box[-1] * DTYPES[bound.dtype]
     if not all(1 <= size <= MAX_MAP_SIZE for size in bound.shape):
         return f"sizes of {list(bound.shape)} are not within 1 and 2^32"
@@ -276,7 +277,7 @@ def _beyond_the_copy_engine(bound: BoundMap) -> str:
     if line % PIECE_BYTES:
         return f"a line of the box has {line} bytes; it must be a multiple of {PIECE_BYTES}"
     if bound.swizzle and line != bound.swizzle:
-        return f"a line of the box has {line} bytes; with a swizzle of {bound.swizzle} it has as many"
+        return f"a line of the box has {line} bytes; with a swizzle of {bound.swizzle} it must have as many"
     for stride in bound.strides:
         if stride % PIECE_BYTES or stride >= MAX_MAP_STRIDE:
             return f"the stride of {stride} bytes is not a multiple of {PIECE_BYTES} below 2^40"
@@ -291,12 +292,12 @@ def _launch(
     shared = _value(launch.shared, scope, ("launch", index, "shared"))
     setting = _described(kernel.plan.settings)
     if min(block) < 1 or math.prod(block) > MAX_THREADS or any(map(int.__gt__, block, MAX_BLOCK)):
-        raise IllegalError(f"launch {index}: a block of {block} threads breaks the limit of {MAX_THREADS}{setting}")
+        raise IllegalError(f"launch {index}: a block of {block} threads exceeds the limit of {MAX_THREADS}{setting}")
     if min(grid) < 0 or any(map(int.__gt__, grid, MAX_GRID)):
-        raise IllegalError(f"launch {index}: a grid of {grid} blocks breaks the limit of {MAX_GRID}{setting}")
+        raise IllegalError(f"launch {index}: a grid of {grid} blocks exceeds the limit of {MAX_GRID}{setting}")
     if not 0 <= shared <= point.shared_bytes:
         limit = point.shared_bytes
-        raise IllegalError(f"launch {index}: {shared} bytes of shared memory break the limit of {limit}{setting}")
+        raise IllegalError(f"launch {index}: {shared} bytes of shared memory exceed the limit of {limit}{setting}")
     pointers = {*point.tensors, *(workspace.name for workspace in kernel.plan.workspace)}
     args: list[Value] = []
     for argument in launch.args:

@@ -1,4 +1,4 @@
-"""Hidden characters: they may control a terminal, or make it show text in another order than a compiler reads it."""
+"""Hidden characters, which may control a terminal, or make it show text in another order than a compiler reads."""
 
 import re
 
@@ -12,7 +12,7 @@ def hidden(text: str) -> re.Match[str] | None:
 
 
 def hidden_in_name(name: str) -> re.Match[str] | None:
-    """Return the first hidden character of a name, in which tabs and newlines count as hidden too."""
+    """Return the first hidden character of a name. In names, tabs and newlines are hidden characters, too."""
     return HIDDEN.search(name) or re.search(r"[\t\n]", name)
 
 

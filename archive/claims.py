@@ -1,6 +1,6 @@
 """Claims of processes on kernels, so that processes that share an archive do not repeat work.
 
-A claim is a lease on one kernel on one device. It ends when it is given back, when its process dies, or when it is not
+A claim is a lease on one kernel on one device. It ends when it is released, when its process dies, or when it is not
 renewed in time. Claims are not records: merging and recovering an archive leaves them out.
 """
 
@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 from archive import ArchiveError
 
 BUSY_SECONDS = 30
-LEASE_SECONDS = 90.0  # a claim ends after this time without renewal, also on another machine
+LEASE_SECONDS = 90.0  # time without renewal after which a claim ends, also on another machine
 RENEWAL_SECONDS = 20.0
 
 
@@ -28,22 +28,22 @@ class Claims(Protocol):
     def take(self, kernel_id: str, device: str, seen: str = "") -> bool:
         """Claim a kernel unless another process has a claim on it, or a verdict newer than `seen` is in the archive.
 
-        `device` is a DeviceInfo's key; `seen` is the id of the latest evaluation that the caller knows of.
+        `device` is a DeviceInfo's key; `seen` is the id of the latest evaluation that the caller knows.
         """
 
     def give_back(self, kernel_id: str, device: str) -> None:
         """End this process's claim on a kernel."""
 
     def of_others(self, kernels: Collection[str], device: str) -> frozenset[str]:
-        """Return which of these kernels other processes are working on."""
+        """Return those of these kernels on which other processes are working."""
 
 
 class _Claim(NamedTuple):
     kernel_id: str
-    holder: str  # a name drawn at random for each object that claims
+    holder: str  # random name of the object that holds the claim
     host: str
     pid: int
-    born: str  # when the process began, because process ids are used again
+    born: str  # time at which the process began, because process ids are reused
     expires: float
 
     def holds(self, host: str, now: float) -> bool:
@@ -122,7 +122,7 @@ class SqliteClaims:
 @contextmanager
 def claims_on(path: Path) -> Iterator[SqliteClaims]:
     """Yield the claims of this process on an archive of the current version. A thread renews them until the end."""
-    if not path.exists():  # SQLite would begin an empty one
+    if not path.exists():  # SQLite would create an empty archive
         raise ArchiveError(f"there is no archive at {path} any more: it was deleted or moved while it was in use")
     with closing(sqlite3.connect(path, BUSY_SECONDS, isolation_level=None, check_same_thread=False)) as connection:
         connection.execute("PRAGMA synchronous = NORMAL")  # claims need not survive a power failure
@@ -171,10 +171,7 @@ def _host() -> str:
 
 
 def _born(pid: int) -> str:
-    """Return the time at which a process began, in the kernel's ticks.
-
-    DEAD if it has ended, UNKNOWN where that cannot be read.
-    """
+    """Return the time at which a process began, in the kernel's ticks; DEAD if it has ended, UNKNOWN if unreadable."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,9 +1,9 @@
 """Contenders: the few verdicts that determine the champions of an op on a device, updated as verdicts are added.
 
-On each workload these are the current verdicts that passed, except those that another one beats both in its median and
-in its upper bound; confirmed verdicts are compared with confirmed ones only. For any bar, they include the fastest
-verdict whose interval lies below it. The table repeats fields of the summaries, so that champions are found without
-reading the times of every kernel.
+On each workload, these are the current verdicts that passed, except those that another verdict beats both in the median
+and in the upper bound. Confirmed verdicts are compared only with confirmed verdicts. For any time, the contenders
+include the fastest verdict whose interval lies below it. The table repeats fields of the summaries, so that champions
+are found without reading the times of every kernel.
 """
 
 import sqlite3
@@ -25,7 +25,7 @@ ADDED = """SELECT number, confirmed, workloads, times FROM evaluation_summaries
 def follow(connection: sqlite3.Connection, evaluation_id: str, of: tuple[str, str], kernel_id: str) -> bool:
     """Add a new verdict, and return whether the contenders of its op and device must be found again.
 
-    This is so if the verdict replaces that of a contender, because other kernels may take its place.
+    They must if the verdict replaces that of a contender, because other kernels may take its place.
     """
     op, device = of
     if connection.execute(REPLACED, (op, device, kernel_id, device)).fetchone()[0]:
@@ -37,7 +37,8 @@ def follow(connection: sqlite3.Connection, evaluation_id: str, of: tuple[str, st
 
 def gather(connection: sqlite3.Connection, op: str, device: str) -> None:
     """Find the contenders of an op on a device among all its verdicts."""
-    found: dict[tuple[str, int], list[tuple[float, float, int]]] = {}  # by workload and whether confirmed
+    # key: workload, and whether the verdict is confirmed
+    found: dict[tuple[str, int], list[tuple[float, float, int]]] = {}
     for number, confirmed, workloads, times in connection.execute(IN_FORCE, (op, device)):
         every = zip(workloads.split("\n"), TIMES.iter_unpack(times), strict=bool(times))
         for workload, (median_us, _, high_us, _, _) in every:
@@ -48,7 +49,7 @@ def gather(connection: sqlite3.Connection, op: str, device: str) -> None:
 
 
 def _keep(held: list[tuple[float, float, int]], median_us: float, high_us: float, number: int) -> None:
-    """Add a time to those of one workload, unless one beats it, and remove those that it beats, like `_add`."""
+    """Add a time to those of one workload, unless one of them beats it. Remove those that it beats, as `_add` does."""
     for other_median, other_high, _ in held:
         if other_median <= median_us and other_high <= high_us:
             return
@@ -65,7 +66,7 @@ def gather_all(connection: sqlite3.Connection) -> None:
 def _add(
     connection: sqlite3.Connection, of: tuple[str, str], number: int, confirmed: int, found: Iterable[Timing]
 ) -> None:
-    """Add the times of a verdict that is newer than all contenders. The older of two equal times counts."""
+    """Add the times of a verdict that is newer than all contenders. Of two equal times, the older one is kept."""
     for one in found:
         place, times = (*of, one.workload, confirmed), (one.median_us, one.high_us)
         if not connection.execute(BEATEN, (*place, *times)).fetchone():

@@ -16,8 +16,8 @@ MAX_CUSTOM_ID, MIN_LABEL, HASH_CHARACTERS = 64, 12, 8
 MAX_EXCERPT = 300
 REFUSED, CUT_OFF = "the model refused", "the reply was cut off"
 FILTERED, EMPTY = "the reply was stopped", "the reply is empty"
-MAX_REPLY = 300_000  # characters of a reply that are kept
-LEFT_OUT = "[... {} characters of the reply are not kept ...]"
+MAX_REPLY = 300_000  # largest number of characters of a reply that are stored
+LEFT_OUT = "[... {} characters of the reply are not stored ...]"
 MAX_USD = 1e6  # larger prices in replies are ignored
 MAX_COUNT = 10**9  # larger token counts in replies are ignored
 
@@ -29,8 +29,8 @@ class BatchReply:
     custom_id: str = ""
     text: str = ""
     model: str = ""
-    cost: Cost | None = None  # in tokens; None if the server does not report them
-    usd: float | None = None  # the price, if the server reports it, as gateways do
+    cost: Cost | None = None  # cost in tokens; None if the server does not report them
+    usd: float | None = None  # the price in dollars, if the server reports it, as gateways do
     failure: str = ""
 
 
@@ -73,13 +73,13 @@ def completion(body: object) -> BatchReply:
     message = choice.get("message") if isinstance(choice, dict) else None
     if not isinstance(choice, dict) or not isinstance(message, dict):
         said = f": {_excerpt(body['error'])}" if body.get("error") else ""
-        return replace(reply, failure=f"the response holds no choices{said}")
+        return replace(reply, failure=f"the response contains no choices{said}")
     text, refusal = shortened(_text(message.get("content"))), _text(message.get("refusal"))
     return replace(reply, text=text, failure=_unfinished(_text(choice.get("finish_reason")), text, refusal))
 
 
 def shortened(text: str) -> str:
-    """Return a reply, with a mark in place of its middle if it is longer than any reasonable reply."""
+    """Return a reply, with a mark in place of the middle if it is longer than any reasonable reply."""
     if len(text) <= MAX_REPLY:
         return text
     head, tail = MAX_REPLY * 2 // 3, MAX_REPLY // 3
@@ -165,7 +165,7 @@ def _unfinished(finish_reason: str, text: str, refusal: str) -> str:
 
 
 def _text(value: object) -> str:
-    """Return a string as it is, and a list of content parts as their joined texts."""
+    """Return a string unchanged, and a list of content parts as their joined texts."""
     if isinstance(value, list):
         return "".join(_text(part.get("text")) for part in value if isinstance(part, dict))
     return storable(value) if isinstance(value, str) else ""
@@ -177,7 +177,7 @@ def _cost(usage: object) -> Cost | None:
     prompt_details, completion_details = (usage.get(key) if isinstance(usage, dict) else None for key in details)
     reasoning = _count(completion_details, "reasoning_tokens")
     if reasoning and _count(usage, "total_tokens") == prompt + completion + reasoning:
-        completion += reasoning  # some servers do not count reasoning as completion
+        completion += reasoning  # some servers do not include reasoning in the completion
     cost = Cost(prompt, completion, cached_tokens=_count(prompt_details, "cached_tokens"), reasoning_tokens=reasoning)
     return cost if cost.tokens else None
 

@@ -1,7 +1,7 @@
 """Integer and boolean expressions of a launch plan, evaluated through `ast` with a whitelist.
 
-A plan is untrusted text, so nothing here calls `eval`: each node is looked up in the tables below,
-and every intermediate value must fit in 64 bits, which also bounds the time an expression can take.
+A plan is untrusted text, so this module does not call `eval`. Each node is looked up in the tables below, and every
+intermediate value must fit in 64 bits, which also bounds the time that an expression can take.
 """
 
 import ast
@@ -77,8 +77,8 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
 }
 FUNCTIONS: dict[str, Callable[..., int]] = {"min": min, "max": max, "ceil_div": ceil_div}
 
-# Each node becomes a closure: making it checks the node's form and collects its names, calling it computes the value.
-# Therefore `check_*` checks a whole expression, including the parts that `and` and `or` would skip.
+# Each node becomes a closure. Creating it checks the node's form and collects its names; calling it computes the value.
+# `check_*` therefore checks a whole expression, including the parts that `and` and `or` would skip.
 Integer = Callable[[Scope], int]
 Condition = Callable[[Scope], bool]
 T = TypeVar("T", int, bool)
@@ -86,7 +86,7 @@ T = TypeVar("T", int, bool)
 
 @dataclass(frozen=True)
 class Names:
-    """Names in an expression, in order: of integers, and of the tensors whose element sizes it needs."""
+    """Names in an expression, in order: the names of integers, and of the tensors whose element sizes it needs."""
 
     integers: list[str] = field(default_factory=list)
     tensors: list[str] = field(default_factory=list)

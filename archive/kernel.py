@@ -24,7 +24,7 @@ ID_CHARACTERS = 16
 OP = re.compile(r'\A/\*---\nop = ("[^\n]*")\n')
 NOTE = re.compile(r'\A/\*---\nop = "[^\n]*"\nnote = ("[^\n]*")\n')
 KNOBS = re.compile(r"\n\[knobs\]\n((?:[A-Z][A-Z0-9_]* = \[[-0-9, ]+\]\n)+)")
-# Comments and string literals, which the outline of a source leaves out, like names and whitespace.
+# Comments and string literals, which are not part of a source's outline, like names and whitespace.
 COMMENT = re.compile(rb'//(?:\\\n|[^\n])*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'', re.DOTALL)
 LEFT_OUT = (
     b"\\_" + string.whitespace.encode() + (string.ascii_letters + string.digits).encode() + bytes(range(128, 256))
@@ -61,7 +61,7 @@ class Kernel:
         found = NOTE.search(self.text)
         try:
             return json.loads(found.group(1)) if found else self.plan.note
-        except ValueError:  # TOML that is not JSON, which does not occur in canonical texts
+        except ValueError:  # the TOML is not JSON, which does not occur in canonical texts
             return self.plan.note
 
     def has_code_of(self, other: "Kernel") -> bool:
@@ -75,7 +75,7 @@ class Kernel:
 
     @cached_property
     def family(self) -> str:
-        """An id that all knob settings of a kernel share."""
+        """An id that is the same for all knob settings of a kernel."""
         found = self._knob_lines
         if found is None:
             return self.id
@@ -84,7 +84,7 @@ class Kernel:
 
     @cached_property
     def outline(self) -> str:
-        """A hash of the device code's punctuation. Kernels that differ only in names, comments and spacing share it."""
+        """A hash of the device code's punctuation. It does not depend on names, comments and spacing."""
         source = self.text.partition(CLOSE)[2].encode()
         return hashlib.sha256(COMMENT.sub(b"", source).translate(None, LEFT_OUT)).hexdigest()[:ID_CHARACTERS]
 
@@ -130,12 +130,12 @@ class Proposal:
     """A proposed kernel, or a reply without a valid kernel and the reason (`failure`)."""
 
     op: str
-    operator: str  # how it was made: seed, knobs, crossover, draft, improve, repair, tell
-    proposer: str  # where it came from: offline, tell, or the model's name
+    operator: str  # operator that made it: seed, knobs, crossover, draft, improve, repair, tell
+    proposer: str  # its origin: offline, tell, or the model's name
     kernel: Kernel | None
     parents: tuple[str, ...] = ()
     run: str = ""
-    reply: str = ""  # the model's reply, kept even if it has no kernel
+    reply: str = ""  # the model's reply, stored even if it has no kernel
     failure: str = ""
     cost: Cost = field(default=Cost())
     created: float = 0.0
@@ -180,7 +180,7 @@ class Pointers:
 
 @dataclass(frozen=True)
 class BoundMap:
-    """An argument that is a tensor map, of 128 bytes by value. Sizes are in elements, the innermost last."""
+    """An argument that is a tensor map of 128 bytes, passed by value. Sizes are in elements, the innermost last."""
 
     name: str
     tensor: str
@@ -191,7 +191,7 @@ class BoundMap:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Bytes from one index to the next, in all dims but the innermost."""
+        """Distances in bytes between neighbouring indices, in all dims but the innermost."""
         return tuple(math.prod(self.shape[dim + 1 :]) * DTYPES[self.dtype] for dim in range(len(self.shape) - 1))
 
     @property
@@ -230,8 +230,8 @@ class Bound:
     """Everything a device needs to compile and launch a kernel at one point."""
 
     kernel: Kernel
-    constants: tuple[tuple[str, int], ...]  # compiled in as constexpr
-    types: tuple[tuple[str, str], ...]  # dtype by tensor or workspace, as `using x_t = ...`
+    constants: tuple[tuple[str, int], ...]  # values that are compiled in as constexpr
+    types: tuple[tuple[str, str], ...]  # dtypes of tensors and workspaces, as in `using x_t = ...`
     workspace: tuple[BoundWorkspace, ...]
     launches: tuple[BoundLaunch, ...]
 
@@ -341,7 +341,7 @@ def _read(text: str, *, archived: bool) -> tuple[Plan, str]:
     before, opened, rest = text.partition(OPEN)
     if not opened or before.strip():
         line = next((line.strip() for line in before.split("\n") if line.strip()), "")
-        found = f"; `{line[:60]}` stands before it: remove what is not part of the kernel" if opened else ""
+        found = f"; `{line[:60]}` comes before it: remove text that is not part of the kernel" if opened else ""
         raise PlanError(f"a kernel begins with its plan in a comment: {OPEN} ... {CLOSE}{found}", 1)
     header, closed, source = rest.partition(CLOSE)
     first_line = before.count("\n") + 1
@@ -364,7 +364,7 @@ def _read(text: str, *, archived: bool) -> tuple[Plan, str]:
 
 def _assembled(plan: Plan, source: str) -> Kernel:
     kernel = Kernel(f"{OPEN}\n{print_plan(plan)}{CLOSE}\n{source}")
-    kernel.__dict__["_parts"] = plan, source  # where `cached_property` keeps it
+    kernel.__dict__["_parts"] = plan, source  # the place where `cached_property` stores the value
     return kernel
 
 

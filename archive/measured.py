@@ -1,7 +1,7 @@
-"""Measurements of shipped kernels on one GPU, as a text that diffs well: sorted keys, one workload per line.
+"""Measurements of shipped kernels on one GPU, as text for clear diffs: sorted keys, one workload per line.
 
-Each kernel is named by the file that holds its text and by its knobs. Its verdict is kept without most of its checks:
-of these, the worst of each timed workload remains. `speedup` and `light` are there for readers only.
+Each kernel is named by the file that holds its text and by its knobs. Its verdict is stored without most of its checks:
+only the worst check of each timed workload remains. `speedup` and `light` are only for readers.
 """
 
 import json
@@ -33,7 +33,7 @@ from archive.records import (
 from archive.soundness import UnsoundError, check
 
 FORMAT = 1
-DIGITS = 4  # significant digits of a time
+DIGITS = 4  # number of significant digits of a time
 DUEL_DECIMALS = 4
 FOR_READERS = ("speedup", "light")
 
@@ -57,7 +57,7 @@ class MeasuredKernel:
     """A shipped kernel with its verdict on one GPU."""
 
     file: str  # name of the file that holds its text
-    kernel: Kernel  # that kernel, perhaps with other knobs
+    kernel: Kernel  # the kernel of the file, perhaps with other knobs
     evaluation: Evaluation
     origin: Origin | None = None
 
@@ -127,7 +127,7 @@ def _read(
     if kernel.id != kernel_id:
         kernel = kernel.with_knobs(entry["knobs"])
     if kernel.id != kernel_id or kernel.op != op:
-        raise MeasuredError(f"{entry['file']} does not hold the kernel {kernel_id} of {op}")
+        raise MeasuredError(f"{entry['file']} does not contain the kernel {kernel_id} of {op}")
     lines = entry["workloads"]
     duels = tuple(plain.record(Duel, {"workload": w, **line["duel"]}) for w, line in lines.items() if "duel" in line)
     checks = (plain.record(Check, {"workload": w, **line["check"]}) for w, line in lines.items() if "check" in line)
@@ -170,7 +170,7 @@ def _written(one: MeasuredKernel) -> dict[str, Any]:
         entry |= {"operator": made.operator, "proposer": made.proposer, "parents": list(made.parents)}
         entry["proposed"] = _date(made.created)
     if evaluation.confirmed:
-        # The number of errors, or why the tool could not finish.
+        # The number of errors, or the reason why the tool could not finish.
         sanitized = {
             one.tool: one.report if one.errors is None else one.errors for one in evaluation.confirmed.sanitized
         }
@@ -226,7 +226,7 @@ def _rounded_confirmation(confirmed: Confirmed | None) -> Confirmed | None:
 
 
 def _rounded_duel(duel: Duel) -> Duel:
-    """Round a duel, its lower bound and its noise against the kernel, so that no win follows from rounding."""
+    """Round a duel: its lower bound and its noise to the kernel's disadvantage, so that rounding makes no win."""
     down, up = _to(math.floor), _to(math.ceil)
     low = down(duel.low)
     return replace(duel, speedup=max(low, _to(round)(duel.speedup)), low=low, high=up(duel.high), noise=up(duel.noise))

@@ -34,7 +34,7 @@ def _value(kind: Any, value: Any) -> Any:
 
 
 def _nested(kind: Any) -> bool:
-    """Return whether a value of this kind changes its type when it goes through JSON."""
+    """Return whether a value of this kind changes its type when it is stored as JSON."""
     return is_dataclass(kind) or get_origin(kind) is tuple or (isinstance(kind, type) and issubclass(kind, Enum))
 
 

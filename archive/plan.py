@@ -24,7 +24,8 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 MAX_KNOB_VALUES, MAX_LAUNCHES, MAX_HEADER, MAX_DEPTH = 64, 64, 20_000, 8
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 KNOB = re.compile(r"[A-Z][A-Z0-9_]*\Z")
-RESERVED = frozenset({"min", "max", "ceil_div", "itemsize", "sms", "and", "or", "not"})  # words of expressions
+# names that expressions reserve
+RESERVED = frozenset({"min", "max", "ceil_div", "itemsize", "sms", "and", "or", "not"})
 
 
 class PlanError(ValueError):
@@ -36,7 +37,7 @@ class PlanError(ValueError):
 
 
 class PlaceError(ValueError):
-    """Raised for a fault at one place in a plan, and becomes a PlanError once its line is known."""
+    """Raised for a fault at one place in a plan. It becomes a PlanError when its line is known."""
 
     def __init__(self, message: str, path: Path) -> None:
         super().__init__(message)
@@ -99,7 +100,7 @@ class Plan:
 
     @property
     def reserved(self) -> str:
-        """A feature of this plan that the grammar has but that is not supported yet; empty if there is none."""
+        """A feature of this plan that is part of the grammar but not supported yet; empty if there is none."""
         for launch in self.launches:
             if launch.library:
                 return f'library steps (library = "{launch.library}")'
@@ -111,7 +112,7 @@ class Plan:
 def read_table(header: str, first_line: int) -> dict[str, Any]:
     """Return the tables of a plan's TOML, which starts at `first_line` of the kernel's text."""
     if len(header) > MAX_HEADER:
-        raise PlanError(f"the plan has {len(header)} characters; {MAX_HEADER} are allowed", first_line)
+        raise PlanError(f"the plan has {len(header)} characters, but at most {MAX_HEADER} are allowed", first_line)
     try:
         table = tomllib.loads(header)
         _check_values(table, ())
@@ -159,7 +160,7 @@ def _to_key(path: Path) -> Path:
 
 
 def line_of(header: str, path: Path) -> int:
-    """Return the line offset of a place in a TOML header, or else that of the nearest enclosing key or table."""
+    """Return the line offset of a place in a TOML header, or else the offset of the nearest enclosing key or table."""
     best, best_depth = 0, 0
     here: Path
     table: Path = ()
@@ -183,7 +184,7 @@ def line_of(header: str, path: Path) -> int:
 
 
 class _Table:
-    """A TOML table whose keys are taken once each, with a check of their types; `done` rejects leftover keys."""
+    """A TOML table. Each key is read once, with a check of its type; `done` rejects the remaining keys."""
 
     def __init__(self, entries: dict[str, Any], path: Path) -> None:
         self.entries = dict(entries)
@@ -226,7 +227,7 @@ class _Table:
 
     def _expression(self, value: object, key: str) -> Expression:
         if isinstance(value, bool) or not isinstance(value, int | str):
-            raise self.fault(key, f"`{key}` must hold integers or expressions in quotes, not {value!r}")
+            raise self.fault(key, f"`{key}` must contain integers or expressions in quotes, not {value!r}")
         return value
 
     def tables(self, key: str) -> Iterator["_Table"]:
@@ -274,7 +275,7 @@ def _plan(table: _Table) -> Plan:
 def _knob(name: str, values: object) -> tuple[str, tuple[int, ...]]:
     path = ("knobs", name)
     if not KNOB.match(name):
-        hint = " (a top-level key must stand above [knobs])" if name in Plan.__dataclass_fields__ else ""
+        hint = " (a top-level key must come before [knobs])" if name in Plan.__dataclass_fields__ else ""
         raise PlaceError(f"a knob's name is UPPERCASE, `{name}` is not{hint}", path)
     if not isinstance(values, list) or not values or not all(type(value) is int for value in values):
         raise PlaceError(f"knob {name} must list one or more integers, the default first", path)
@@ -282,7 +283,7 @@ def _knob(name: str, values: object) -> tuple[str, tuple[int, ...]]:
         raise PlaceError(f"knob {name} must list at most {MAX_KNOB_VALUES} different integers", path)
     if not all(-(2**31) <= value < 2**31 for value in values):
         raise PlaceError(f"knob {name} has a value that does not fit in 32 bits", path)
-    # The default stays first and the rest is sorted, so that each setting has one canonical text.
+    # The default stays first, and the other values are sorted, so that each setting has one canonical text.
     return name, (values[0], *sorted(values[1:]))
 
 
@@ -345,7 +346,9 @@ def _argument(value: object, table: _Table) -> Argument:
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
         return tuple(value)
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise table.fault("args", f"`args` holds names, integers, expressions or lists of tensors, not {value!r}")
+        raise table.fault(
+            "args", f"`args` must contain names, integers, expressions or lists of tensors, not {value!r}"
+        )
     return value
 
 

@@ -29,7 +29,7 @@ from archive.summaries import (
     Skips,
 )
 
-READ_AT_ONCE = 500  # evaluations whose measurements are in memory at the same time
+READ_AT_ONCE = 500  # number of evaluations whose measurements are in memory at the same time
 LAST_CHARACTER = chr(0x10FFFF)
 
 
@@ -73,7 +73,7 @@ def count(connection: sqlite3.Connection, kind: type, by: str, op: str, filters:
 def ops(connection: sqlite3.Connection, kind: type) -> list[str]:
     """Return the ops with records of a kind, sorted.
 
-    The query steps from op to op: counting would read the whole index.
+    The query steps from op to op, because counting would read the whole index.
     """
     table = SOURCES[kind].select.partition(" FROM ")[2].split()[0]
     found = connection.execute(
@@ -103,7 +103,7 @@ def _where(source: RecordQuery, kind: type, op: str, filters: Filters) -> tuple[
         else:
             values.append(value)
         if name == "op" and not NARROW.isdisjoint(given):
-            condition = f"+{condition}"  # disables the index by op, because an op has many records
+            condition = f"+{condition}"  # keeps SQLite from using the index by op, because an op has many records
         conditions.append(condition)
     return f"WHERE {' AND '.join(conditions)}" if conditions else "", values
 
@@ -135,7 +135,7 @@ def _oldest_first(_connection: sqlite3.Connection, found: Iterable[Row]) -> list
 
 
 def _in_order_of_time(connection: sqlite3.Connection, found: Iterable[Row]) -> list[BriefProposal]:
-    """Return brief proposals by time, then by number. Two sorts take half the time of one sort by pairs."""
+    """Return brief proposals by time, then by number. Two successive sorts take half the time of one sort by pairs."""
     in_order_of_numbers = sorted(_plain(BriefProposal)(connection, found), key=attrgetter("number"))
     return sorted(in_order_of_numbers, key=attrgetter("created"))
 
@@ -143,13 +143,13 @@ def _in_order_of_time(connection: sqlite3.Connection, found: Iterable[Row]) -> l
 def _plain(kind: type[tuple[Any, ...]]) -> Callable[[sqlite3.Connection, Iterable[Row]], Iterator[Any]]:
     """Return a function that makes named tuples of whole rows.
 
-    Their own `_make` takes twice as long; an op may have 100,000.
+    Their own `_make` takes twice as long, and an op may have 100,000 of them.
     """
     return _each(partial(tuple.__new__, kind))
 
 
 def _shared(kind: type[tuple[Any, ...]]) -> Callable[[Row], Any]:
-    """Return a function that makes named tuples whose kernel ids, their first fields, are shared with other records."""
+    """Return a function that makes named tuples. Their first field, the kernel id, is one object for all records."""
     return lambda row: tuple.__new__(kind, (sys.intern(row[0]), *row[1:]))
 
 
@@ -162,18 +162,19 @@ def _whole(kind: type, table: str) -> Callable[[sqlite3.Connection, Iterable[Row
 
 
 def _by(*names: str, **columns: str) -> dict[str, str]:
-    """Return the conditions of filters. A filter given without a condition compares the column of its name."""
+    """Return the conditions of filters. A filter without a condition compares the column of its name."""
     equal = {name: f"{name} = ?" for name in names}
     return {**equal, **columns}
 
 
-NARROW = frozenset({"ids", "prefix", "kernels", "parents"})  # filters that few records pass
+NARROW = frozenset({"ids", "prefix", "kernels", "parents"})  # filters that only few records pass
 COUNTED_BY = ("op", "device", "outcome")
-GIVEN = "IN (SELECT value FROM json_each(?))"  # any number of values, which one parameter holds as JSON
+GIVEN = "IN (SELECT value FROM json_each(?))"  # any number of values, passed as JSON in one parameter
 ID_IN, ID_PREFIX = f"id {GIVEN}", "id BETWEEN ? AND ?"
 SHIPPED_IN = f"(run = '{SHIPPED}') = ?"
-IN_ORDER = "op = ? AND op <> ''"  # allows the index in the order of time, which lacks the columns that others need
-OF_OP_AND_DEVICE = ("contending", "newest_timed")  # filters whose condition names both once more
+# lets SQLite use the index in the order of time, which lacks the columns that other queries need
+IN_ORDER = "op = ? AND op <> ''"
+OF_OP_AND_DEVICE = ("contending", "newest_timed")  # filters whose condition contains the op and the device once more
 NEWEST_TIMED = """number IN (SELECT number FROM (SELECT number, max(created) FROM evaluation_summaries
     WHERE op = ? AND device = ? AND speedup > 0 GROUP BY workloads))"""
 CONTENDING = "number IN (SELECT number FROM contenders WHERE op = ? AND device = ?)"
@@ -216,7 +217,7 @@ SOURCES: dict[type, RecordQuery] = {
     ),
     BriefProposal: RecordQuery(
         "SELECT kernel_id, run, created, prompt_tokens + completion_tokens, usd, seconds, p.rowid FROM proposals p",
-        "ORDER BY created",  # as in the index, so that only equal times must be sorted
+        "ORDER BY created",  # the order of the index, so that only equal times must be sorted
         _by("run", op=IN_ORDER),
         _in_order_of_time,
     ),
@@ -255,7 +256,7 @@ SOURCES: dict[type, RecordQuery] = {
         _oldest_first,
     ),
     RankedTimes: RecordQuery(
-        # Rows are read in the order in which they were added, which is fast and decides between equal times.
+        # Rows are read in the order in which they were added, which is fast and determines the order of equal times.
         """SELECT id, kernel_id, device, created, confirmed, traits, workloads, times
            FROM evaluation_summaries INDEXED BY evaluation_summaries_by_op""",
         "",

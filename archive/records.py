@@ -17,43 +17,43 @@ SHIPPED = "shipped"
 
 
 class Outcome(StrEnum):
-    """The verdict on a kernel. Everything but PASSED comes with a log that says why."""
+    """The verdict on a kernel. All outcomes except PASSED come with a log that gives the reason."""
 
     PASSED = "passed"
-    UNSUPPORTED = "unsupported"  # needs something that this device or version does not offer
-    ILLEGAL = "illegal"  # its knobs break a `require` or a hardware limit on every workload it accepts
+    UNSUPPORTED = "unsupported"  # the kernel needs a feature that this device or version does not support
+    ILLEGAL = "illegal"  # its knobs break a `require` or a hardware limit on every workload that it accepts
     MALFORMED = "malformed"  # the plan does not fit the op, or the entry or its arguments do not fit the plan
     COMPILE_ERROR = "compile error"
     LAUNCH_ERROR = "launch error"
     CRASHED = "crashed"  # an illegal access, a trap, or the death of the worker
     TIMED_OUT = "timed out"
-    WRONG = "wrong"  # its numbers differ from PyTorch's by more than rounding explains
-    OUT_OF_BOUNDS = "out of bounds"  # it wrote outside its buffers
+    WRONG = "wrong"  # its results differ from PyTorch's by more than rounding explains
+    OUT_OF_BOUNDS = "out of bounds"  # the kernel wrote outside its buffers
     CHANGED_INPUT = "changed input"
     KEEPS_STATE = "keeps state"  # a call depends on earlier calls
     UNSAFE = "unsafe"  # its code, or NVIDIA's sanitizer, shows a race or an invalid access
-    IMPLAUSIBLE = "implausible"  # faster than its inputs can be read
-    DUPLICATE = "duplicate"  # not run, because it compiles to the machine code of a kernel judged before
+    IMPLAUSIBLE = "implausible"  # the kernel is faster than its inputs can be read
+    DUPLICATE = "duplicate"  # not run, because it compiles to the machine code of a previously judged kernel
 
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """The device of an evaluation, with the limits that a plan must keep and the rates measured on it."""
+    """The device of an evaluation, with the limits for plans and the rates measured on it."""
 
     kind: str  # the name of a device, such as "cuda"
     name: str
     arch: str  # architecture for which kernels are compiled, such as sm_90a
     sms: int
-    shared_bytes: int  # most shared memory that a block may have
+    shared_bytes: int  # largest shared memory of a block
     l2_bytes: int = 0
     driver: str = ""
     torch: str = ""
     copy_gb_s: float = 0.0
     tflops: tuple[tuple[str, float], ...] = ()  # matrix product rate by dtype
-    # Measured like the rates; 0 if unknown, as in records of earlier versions.
-    l2_gb_s: float = 0.0  # reading from the L2
+    # The following fields are measured like the rates; 0 if unknown, as in records of earlier versions.
+    l2_gb_s: float = 0.0  # rate of reads from the L2
     launch_us: float = 0.0  # cost of one more launch in the same stream
-    grid_barrier_us: float = 0.0  # one barrier of all blocks of a cooperative launch
+    grid_barrier_us: float = 0.0  # cost of one barrier of all blocks of a cooperative launch
 
     @property
     def key(self) -> str:
@@ -85,9 +85,9 @@ class Measurement:
     samples: int
     eager_us: float
     compile_us: float | None = None
-    floor_us: float | None = None  # the speed of light, if the device's rates are known
+    floor_us: float | None = None  # time at the speed of light, if the device's rates are known
     autotune_us: float | None = None  # torch.compile(mode="max-autotune")
-    graph_us: float | None = None  # time per call of several in a CUDA graph, for very short kernels
+    graph_us: float | None = None  # time per call of several calls in a CUDA graph, for very short kernels
 
     @property
     def coarse(self) -> bool:
@@ -119,7 +119,7 @@ class Standard:
     eager_us: float
     compile_us: float | None = None  # None if torch.compile fails
     autotune_us: float | None = None
-    floor_us: float | None = None  # the speed of light, if the device's rates are known
+    floor_us: float | None = None  # time at the speed of light, if the device's rates are known
     created: float = 0.0
 
     @cached_property
@@ -139,19 +139,19 @@ class Resources:
     entry: str
     registers: int
     shared_bytes: int
-    local_bytes: int  # spills and indexed arrays
+    local_bytes: int  # memory for spills and indexed arrays
 
 
 @dataclass(frozen=True)
 class Traits:
-    """Properties of the compiled kernel over all its workloads, which its note and source need not show."""
+    """Properties of the compiled kernel over all its workloads, which need not be visible in its note and source."""
 
     code: str  # hash of the machine code and the launches; equal hashes mean duplicates
     load_bytes: int  # size of the widest load from global memory
     store_bytes: int
-    shared_bytes: int  # most per block, static and dynamic
-    registers: int  # most per thread
-    threads: int  # of the largest block
+    shared_bytes: int  # largest per block, static and dynamic together
+    registers: int  # largest number per thread
+    threads: int  # number of threads of the largest block
     launches: int
     tensor_cores: bool
     atomics: bool
@@ -174,21 +174,21 @@ class Profile:
         return content_id(asdict(self))
 
 
-@dataclass(frozen=True, slots=True)  # an evaluation has a hundred of them
+@dataclass(frozen=True, slots=True)  # slots, because an evaluation has a hundred of them
 class Check:
     """The check of one output: the workload, the distribution of the inputs, and the errors."""
 
     workload: str
-    values: str  # how the inputs were drawn
+    values: str  # name of the distribution of the inputs
     output: str
-    error: float  # root mean square, against float64
-    theirs: float  # PyTorch's own, or an estimate if PyTorch's is unusually small
+    error: float  # root mean square error, against float64
+    theirs: float  # PyTorch's own error, or an estimate if that is unusually small
     worst: float  # largest error of an element, as a share of its tolerance
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """The largest sizes, parameters and tensors at which a kernel was judged right, each on its own."""
+    """The largest sizes, parameters and tensors at which a kernel was judged right, each for itself."""
 
     largest: tuple[tuple[str, int | float], ...]
     elements: int
@@ -211,17 +211,20 @@ class Conditions:
     memory_mhz: int
     temperature_c: int
     power_w: int
-    throttled: str = ""  # the driver's reasons, such as "power cap"; empty if it was not throttled
+    throttled: str = ""  # the driver's reasons, such as "power cap"; empty if the GPU was not throttled
 
 
 @dataclass(frozen=True)
 class Duel:
-    """A comparison of a kernel with the best baseline, timed in pairs: one right after the other, in random order."""
+    """A comparison of a kernel with the best baseline.
+
+    Both are timed in pairs, one right after the other, in random order.
+    """
 
     workload: str
     baseline: str  # eager, compile or autotune
     speedup: float  # the median of the pairs' ratios
-    low: float  # bounds of its 95 % interval
+    low: float  # bounds of the speedup's 95 % interval
     high: float
     noise: float  # distance of this ratio from 1 when the kernel is timed against itself
 
@@ -261,7 +264,7 @@ class Evaluation:
     outcome: Outcome
     log: str
     measurements: tuple[Measurement, ...] = ()
-    skipped: tuple[str, ...] = ()  # workloads the kernel does not accept
+    skipped: tuple[str, ...] = ()  # workloads that the kernel does not accept
     deterministic: bool | None = None
     resources: tuple[Resources, ...] = ()
     seed: int = 0
@@ -271,8 +274,8 @@ class Evaluation:
     conditions: Conditions | None = None
     confirmed: Confirmed | None = None
     traits: Traits | None = None
-    envelope: Envelope | None = None  # None: unknown, or not passed
-    run: str = ""  # the run that made it; empty if it was made outside of a run, or by an earlier version
+    envelope: Envelope | None = None  # None if unknown, or if the kernel did not pass
+    run: str = ""  # the run that made the evaluation; empty outside of a run, or in earlier versions
 
     @cached_property
     def id(self) -> str:
@@ -308,7 +311,10 @@ class Merged:
 
 @dataclass(frozen=True)
 class Leg:
-    """A stretch of a run. A run that was continued has several. If it was killed, its end is unknown."""
+    """A period of a run. A run that was continued has several.
+
+    If the run was killed, the end of its last leg is unknown.
+    """
 
     run: str
     started: float

@@ -19,22 +19,22 @@ from archive.store import Record
 KINDS: tuple[type[Record], ...] = (
     Run, Leg, Kernel, Proposal, AskedQuestion, Evaluation, Profile, Standard, Merged,
 )  # fmt: skip
-# All other tables are derived from these.
+# All other tables are derived from these tables.
 TABLES = (
     "runs", "legs", "kernels", "proposals", "texts", "questions", "devices", "evaluations", "measurements", "profiles",
     "standards", "merged",
 )  # fmt: skip
 LAST_ROW = 2**62
 MAGIC, HEADER_BYTES = b"SQLite format 3\0", 100
-MOST_BYTES = 2**36  # more is not a truncated archive, but a damaged header
+MOST_BYTES = 2**36  # a larger size in the header is damage, and not the size of a truncated archive
 
 
 @dataclass(frozen=True)
 class Recovered:
     """The number of copied records of each kind, and the lost parts."""
 
-    copied: dict[str, int]  # by the kind's name
-    refused: int  # records that are not valid
+    copied: dict[str, int]  # key: name of the kind
+    refused: int  # number of records that are not valid
     gaps: tuple[str, ...]  # tables of which some part could not be read
 
 
@@ -69,17 +69,17 @@ def _padded_copy(damaged: Path, folder: Path) -> Path:
         header = file.read(HEADER_BYTES)
         if header.startswith(MAGIC) and len(header) == HEADER_BYTES:
             size, pages = int.from_bytes(header[16:18]), int.from_bytes(header[28:32])
-            whole = (65536 if size == 1 else size) * pages  # 1 means 65536, which two bytes cannot hold
+            whole = (65536 if size == 1 else size) * pages  # 1 stands for 65536, which does not fit in two bytes
             if copy.stat().st_size < whole <= MOST_BYTES:
                 file.truncate(whole)
     return copy
 
 
 def _copy_tables(copy: Path, damaged: Path, scratch: sqlite3.Connection) -> tuple[str, ...]:
-    """Copy the readable rows into tables of the same version, bring these up to date, and name the gaps."""
+    """Copy the readable rows into tables of the same version, migrate these tables, and name the gaps."""
     gaps = []
     with closing(sqlite3.connect(copy)) as source:
-        source.text_factory = lambda text: text.decode(errors="replace")  # a changed text no longer fits its id
+        source.text_factory = lambda text: text.decode(errors="replace")  # a changed text no longer matches its id
         try:
             version = source.execute("PRAGMA user_version").fetchone()[0]
         except sqlite3.DatabaseError as error:
@@ -146,5 +146,5 @@ def _one_by_one(scratch: sqlite3.Connection, kind: type[Record]) -> tuple[list[R
 
 
 def _is_incomplete(record: Record) -> bool:
-    """Return whether a kernel's verdict has lost its times: the kernel then counts as not evaluated."""
+    """Return whether a verdict has lost its times. Its kernel then counts as not evaluated."""
     return isinstance(record, Evaluation) and record.passed and not record.measurements

@@ -1,4 +1,4 @@
-"""Conversion of records to rows of the archive's tables and back. Errors name the row that is not a valid record."""
+"""Conversion of records to rows of the archive's tables and back. Errors name rows that are not valid records."""
 
 import json
 import sys
@@ -151,12 +151,13 @@ def kernel(row: Row) -> Kernel:
 def kernel_summary_in(row: Row) -> KernelSummary:
     try:
         return KernelSummary(row[0], *map(sys.intern, row[1:]))
-    except (ValueError, TypeError) as error:  # written out, because an op may have tens of thousands of kernels
+    # written out for speed, because an op may have tens of thousands of kernels
+    except (ValueError, TypeError) as error:
         raise _damage("kernel_summaries", row[1], error) from error
 
 
 def proposal_summary(row: Row) -> ProposalSummary:
-    """Return a summary whose repeated strings and zeros are shared: an op may have tens of thousands of proposals."""
+    """Return a summary in which repeated strings and zeros are shared objects: an op may have tens of thousands."""
     with _row("proposals", row[1]):
         number, proposal_id, op, operator, proposer, kernel_id, parents, run, *others = row
         others[5], others[8] = others[5] or 0.0, others[8] or 0.0  # seconds and dollars
@@ -190,7 +191,8 @@ def evaluation_summary(row: Row) -> EvaluationSummary:
 def ranked_times(row: Row) -> RankedTimes:
     if not is_sound(row[6], row[7]):
         raise _damage("evaluation_summaries", row[0], UnsoundError("its times do not match its workloads"))
-    return tuple.__new__(RankedTimes, row)  # `_make` takes twice as long; an op may have tens of thousands
+    # `_make` takes twice as long, and an op may have tens of thousands of summaries
+    return tuple.__new__(RankedTimes, row)
 
 
 def skips(row: Row) -> Skips:
@@ -219,7 +221,7 @@ def proposal(row: Row) -> Proposal:
 
 
 def texts_of(row: Row) -> list[str]:
-    """Return the ids of the texts of a question."""
+    """Return the ids of a question's texts."""
     with _row("questions", row[0]):
         return [text for _, text in (_row_of("messages", 2, message) for message in _list("messages", row[5]))]
 

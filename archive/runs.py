@@ -1,4 +1,4 @@
-"""Runs: their budgets and strategies, their questions to models, and the costs of these."""
+"""Runs: their budgets and strategies, their questions to models, and the costs of the questions."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ class Cost:
     """The tokens, the time and the money that a proposal cost."""
 
     prompt_tokens: int = 0
-    completion_tokens: int = 0  # reasoning included
+    completion_tokens: int = 0  # including reasoning
     seconds: float = 0.0
     cached_tokens: int = 0  # the part of the prompt that the server had cached
     reasoning_tokens: int = 0
@@ -29,7 +29,7 @@ class Question:
     model: str
     endpoint: str  # the address, without credentials
     parameters: str  # the rest of the request's body, as JSON
-    messages: tuple[tuple[str, str], ...]  # role and content
+    messages: tuple[tuple[str, str], ...]  # pairs of role and content
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class AskedQuestion:
 class Budget:
     """The limits of a run: its maximum costs, and a result that is good enough. None means no limit."""
 
-    evals: int | None = None  # evaluations; requests that give no kernel do not count
+    evals: int | None = None  # number of evaluations; requests that give no kernel do not count
     tokens: int | None = None
     usd: float | None = None
     seconds: float | None = None
@@ -69,7 +69,7 @@ class Run:
     strategy: str = "evolve"
     budget: Budget = field(default=Budget())
     campaign: str = ""  # common id of the runs over several ops that share one budget
-    words: tuple[str, ...] = ()  # the command-line options that it was started with
+    words: tuple[str, ...] = ()  # the command-line options with which the run was started
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,13 @@ class Scope:
     """The part of the archive that a run uses."""
 
     run: str = ""
-    strategy: str = EVOLVE  # best-of-n, the control experiment, makes every request as if it were the first
-    fresh: bool = False  # only kernels that this run itself has proposed
-    excluded: frozenset[str] = frozenset()  # shipped kernels, which count only if another proposer proposes them
+    strategy: str = EVOLVE  # best-of-n is the control experiment: every request is made as if it were the first
+    fresh: bool = False  # whether to use only kernels that this run itself has proposed
+    excluded: frozenset[str] = frozenset()  # ids of shipped kernels that count only if another proposer proposes them
 
     @property
     def only_run(self) -> str:
-        """The run whose own kernels are the only ones used, or an empty string."""
+        """The run of which only its own kernels are used, or an empty string."""
         return self.run if self.fresh else ""
 
 

@@ -1,7 +1,7 @@
 """Schema of the archive file: the migration steps, oldest first, and the code that applies them to an older file.
 
 Never change a step; add a new one. `children`, `contenders`, `derived` and the tables whose names end in `_summaries`
-follow from the records in the other tables, so that queries need not read the large ones. They can be rebuilt.
+are computed from the records in the other tables, so that queries need not read the large tables. They can be rebuilt.
 """
 
 import json
@@ -16,8 +16,8 @@ from archive.kernel import Kernel
 from archive.summaries import LOG_CHARACTERS, Timing, packed
 
 APPLICATION_ID = 0x45564F4C  # "EVOL": distinguishes archives from the SQLite files of other programs
-LONG_SECONDS = 1.0  # a migration that takes longer prints a notice
-STEPS_BETWEEN_LOOKS = 100_000  # instructions of SQLite's virtual machine between checks of the time
+LONG_SECONDS = 1.0  # seconds after which a migration prints a notice
+STEPS_BETWEEN_LOOKS = 100_000  # number of instructions of SQLite's virtual machine between checks of the time
 READ_AT_ONCE = 500  # some builds of SQLite accept at most 999 values in one statement
 
 Step = tuple[str | Callable[[sqlite3.Connection], None], ...]
@@ -28,7 +28,7 @@ class SchemaError(Exception):
 
 
 def version_of(connection: sqlite3.Connection, path: Path) -> int:
-    """Return how many steps of the schema the file has; 0 for a new file."""
+    """Return the number of schema steps that the file has; 0 for a new file."""
     version: int = connection.execute("PRAGMA user_version").fetchone()[0]
     owner = connection.execute("PRAGMA application_id").fetchone()[0]
     tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
@@ -77,7 +77,7 @@ def _notice(path: Path) -> Callable[[], int]:
 def _summarise_kernels(connection: sqlite3.Connection) -> None:
     def summaries() -> Iterator[tuple[str, str, str, str]]:
         for kernel_id, op, text in connection.execute("SELECT id, op, text FROM kernels ORDER BY rowid"):
-            if isinstance(text, str):  # anything else is damage, which is reported when the kernel is read
+            if isinstance(text, str):  # other values are damage, which is reported when the kernel is read
                 kernel = Kernel(text)
                 yield kernel_id, op, kernel.family, kernel.outline
 

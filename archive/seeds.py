@@ -1,8 +1,8 @@
 """Seeds: the kernels and verdicts that ship with the package, added to every archive without changing its records.
 
-A digest of the added files is kept in the archive, so that opening it again costs only a comparison. Kernels and
-verdicts of a later version of the package are added to the existing ones. A shipped verdict is left out if the archive
-has its own verdict on the same kernel and device, because the latest verdict counts.
+A digest of the added files is kept in the archive, so that opening the archive again takes only a comparison. Kernels
+and verdicts of a later version of the package are added to the existing ones. A shipped verdict is left out if the
+archive has its own verdict on the same kernel and device, because the latest verdict counts.
 """
 
 import sqlite3
@@ -23,12 +23,12 @@ OPERATOR = "seed"
 
 
 def proposal(kernel: Kernel, created: float) -> Proposal:
-    """Return the proposal of a shipped kernel. Its id is the same whenever it is made."""
+    """Return the proposal of a shipped kernel. Its id does not depend on the time."""
     return Proposal(kernel.op, OPERATOR, SHIPPED, kernel, created=created)
 
 
 def kernels(op: str) -> list[Kernel]:
-    """Return the op's shipped kernels, then those with other knobs that were measured."""
+    """Return the op's shipped kernels, followed by those with other knobs that were measured."""
     shipped = library.shipped(op)
     return list({one.id: one for one in (*shipped, *(found.kernel for found in measurements(op)))}.values())
 
@@ -41,11 +41,11 @@ def measurements(op: str, root: Traversable | None = None) -> list[MeasuredKerne
     try:
         return [one for name, text in files for one in measured.read(f"{op}/{name}", text, texts)]
     except MeasuredError as error:
-        raise ArchiveError(f"what ships with the package cannot be read: {error}") from error
+        raise ArchiveError(f"the shipped kernels cannot be read: {error}") from error
 
 
 def opened(path: Path, *, read_only: bool = False) -> SqliteStore:
-    """Open an archive that includes the shipped kernels and verdicts. One that cannot be written is opened as it is."""
+    """Open an archive and add the shipped kernels and verdicts, unless the archive cannot be written."""
     store = open_archive(path, read_only=read_only)
     if not read_only:
         add(store)

@@ -1,4 +1,4 @@
-"""Checks of records, because archives may come from elsewhere and keep every record that they accept.
+"""Checks of records. Archives may come from other machines, and they keep every record that they accept.
 
 Every record that is read from a file must pass `check`; one from another archive must also pass `check_foreign`.
 """
@@ -16,13 +16,13 @@ from archive.kernel import Kernel
 from archive.records import Check, Duel, Measurement, Standard
 
 SHORTEST_US, LONGEST_US = 1e-6, 1e15
-LAST_MOMENT = 253_402_300_800.0  # the year 10000, which `datetime` cannot represent
+LAST_MOMENT = 253_402_300_800.0  # first second of the year 10000, which `datetime` cannot represent
 DAY = 86_400.0  # largest difference between the clocks of two machines
 EXCERPT = 60
-TICK = 1 + 1e-9  # a median may round past the end of its own interval
+TICK = 1 + 1e-9  # rounding may move a median past the end of its own interval
 
 MOMENTS = ("created", "started", "ended")
-# Text from models, compilers and servers, which may contain anything; it is escaped wherever it is shown.
+# Text from models, compilers and servers, which may contain any characters; it is escaped wherever it is shown.
 SPEECH = ("log", "reply", "failure", "report", "parameters", "messages", "skipped")
 
 NAMES: dict[Any, str] = {str: "be text", bool: "be true or false", int | float: "be a number"}
@@ -95,7 +95,7 @@ def _within(name: str, low: float, value: float, high: float) -> str:
 
 @cache
 def _tests(kind: Any) -> tuple[tuple[str, Test], ...]:
-    if kind is Kernel:  # its parser has checked it
+    if kind is Kernel:  # the parser has checked the kernel
         return ()
     hints = get_type_hints(kind)
     return tuple((field.name, _test(hints[field.name], kind, field.name)) for field in fields(kind))
@@ -106,7 +106,7 @@ def _test(hint: Any, kind: object, name: str) -> Test:
     arguments = get_args(hint)
     if get_origin(hint) in (Union, UnionType):
         given = [one for one in arguments if one is not type(None)]
-        # Several types are those of an op's parameter, which may be negative, true or false.
+        # A union of types is the type of an op's parameter, which may be negative, true or false.
         return partial(_optional, _test(given[0], kind, name) if len(given) == 1 else partial(_instance, hint))
     if get_origin(hint) is tuple:
         tests = [_test(one, kind, name) for one in arguments if one is not Ellipsis]
@@ -146,7 +146,10 @@ def _number(value: Any) -> str:
 
 
 def _any_number(value: Any) -> str:
-    """Accept infinity and NaN too, for an output whose error is infinite or unknown."""
+    """Return the fault of a value that is not a number.
+
+    Infinity and NaN are accepted, for an output whose error is infinite or unknown.
+    """
     return "" if type(value) in (float, int) else _must("be a number", value)
 
 

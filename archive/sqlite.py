@@ -24,15 +24,16 @@ from archive.store import Filters, R, Record, Store
 from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary
 
 BUSY_SECONDS = 30
-BRIEFLY_SECONDS = 0.1  # how long writing derived data, which can be made again, waits for other writers
-LOST, SAVED = "the archive {path} was deleted or replaced while it was in use", "all that it held is saved in "
+BRIEFLY_SECONDS = 0.1  # time for which writing derived data, which can be computed again, waits for other writers
+LOST, SAVED = "the archive {path} was deleted or replaced while it was in use", "all its records are saved in "
 File = tuple[int, int]
-DAMAGE = ("no such table", "no such column", "could not decode", "malformed", "not a database")  # in SQLite's messages
+# phrases in SQLite's messages
+DAMAGE = ("no such table", "no such column", "could not decode", "malformed", "not a database")
 IN_FORCE = """UPDATE evaluation_summaries SET in_force = (number = (
     SELECT number FROM evaluation_summaries WHERE kernel_id = ? AND device = ?
     ORDER BY created DESC, number DESC LIMIT 1
 )) WHERE kernel_id = ? AND device = ?"""
-# The newest rows of an op. Rows are never changed or removed, so equal states mean equal records.
+# The newest rows of an op. Rows are never changed or removed, so equal states imply equal records.
 STATE = """SELECT (SELECT max(rowid) FROM proposals WHERE op = ?1),
     (SELECT max((SELECT max(number) FROM evaluation_summaries WHERE op = ?1 AND device = d.kind || ' ' || d.name))
      FROM devices d),
@@ -47,8 +48,9 @@ class SqliteStore:
 
     connection: sqlite3.Connection
     path: Path
-    file: File | None = None  # the file at the path when it was opened; None in memory and if it is only read
-    rescued: list[Path] = field(default_factory=list, repr=False, compare=False)  # at most one copy
+    # the file at the path when it was opened; None for an archive in memory and for one that is only read
+    file: File | None = None
+    rescued: list[Path] = field(default_factory=list, repr=False, compare=False)  # paths of copies, at most one
 
     def append(self, *records: Record) -> int:
         try:
@@ -57,7 +59,7 @@ class SqliteStore:
             if not self._lost:
                 raise
             raise self._rescue(records) from error
-        if self._lost:  # SQLite goes on writing to a file that has no name any more
+        if self._lost:  # SQLite continues to write to a file that was deleted
             raise self._rescue(records)
         return new
 
@@ -89,12 +91,13 @@ class SqliteStore:
         with suppress(ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
             if kept:
                 return read(json.loads(kept[0]))
-        made = json.dumps(make())  # from these records or newer ones, whose state then differs
+        # computed from these records or newer ones; if newer, the state differs and the value is computed again
+        made = json.dumps(make())
         self._keep_derived(what, op, state, made)
         return read(json.loads(made))
 
     def _keep_derived(self, *row: str) -> None:
-        """Keep derived values for later commands, unless the file cannot be written at the moment."""
+        """Store derived values for later commands, unless the file cannot be written at the moment."""
         existing = f"file:{quote(str(self.path.absolute()))}?mode=rw"
         with suppress(sqlite3.Error), closing(sqlite3.connect(existing, BRIEFLY_SECONDS, uri=True)) as file, file:
             file.execute("INSERT OR REPLACE INTO derived VALUES (?, ?, ?, ?)", row)
@@ -127,13 +130,13 @@ class SqliteStore:
                     saved.append(*records)
                 self.rescued[:] = [copy]
                 break
-        where = f"{SAVED}{self.rescued[0]}" if self.rescued else "what it held could not be saved"
+        where = f"{SAVED}{self.rescued[0]}" if self.rescued else "its records could not be saved"
         return ArchiveError(f"{LOST.format(path=self.path)}; {where}")
 
     def _keep(self, record: Record, replaced: set[tuple[str, str]]) -> int:
         """Insert the rows of a record, and return 1 if it was new.
 
-        `replaced` gets the op and device if the contenders are uncertain.
+        The op and the device are added to `replaced` if the contenders must be found again.
         """
         new = 0
         for index, (table, row) in enumerate(rows.rows(record)):
@@ -171,8 +174,8 @@ def open_archive(path: Path, *, read_only: bool = False) -> SqliteStore:
         if schema.version_of(connection, path) < len(schema.MIGRATIONS):
             schema.migrate(connection, path)
         connection.execute("PRAGMA journal_mode = WAL")
-        # A killed process loses nothing. Only if the whole machine fails, the last records may be missing. Waiting for
-        # the disk after each record would limit a run to a hundred evaluations a second.
+        # A killed process loses nothing. If the whole machine fails, the last records may be missing. Waiting for
+        # the disk after each record would limit a run to a hundred evaluations per second.
         connection.execute("PRAGMA synchronous = NORMAL")
     except SchemaError as error:
         raise ArchiveError(str(error)) from error
@@ -193,8 +196,8 @@ def _file(path: Path) -> File | None:
 def gathered(source: SqliteStore, into: Store | None = None) -> list[Record]:
     """Return the records of an archive, to be merged into another. Raises ArchiveError if one is not valid.
 
-    Verdicts that ship with the package are left out: every archive has those of its own package. Kernels, proposals and
-    verdicts that `into` has are not read, because they would not be added.
+    Verdicts that ship with the package are left out, because every archive has those of its own package. Kernels,
+    proposals and verdicts that `into` has are not read, because they would not be added.
     """
     proposals = source.find(Proposal, **_lacking(into, source, ProposalSummary))
     proposed: list[Record] = [*source.find(Run), *source.find(Leg), *proposals, *source.find(AskedQuestion)]

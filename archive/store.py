@@ -36,32 +36,34 @@ class Filters(TypedDict, total=False):
     ids: Collection[str]
     prefix: str  # beginning of the id
     kernels: Collection[str]  # ids of the kernels that the records are about
-    parents: Collection[str]  # proposals made from any of these kernels
+    parents: Collection[str]  # only proposals made from any of these kernels
     run: str
     device: str  # a DeviceInfo's key
     outcome: str
     passed: bool
-    in_force: bool  # whether it is the latest evaluation of its kernel on its device
+    in_force: bool  # whether the evaluation is the latest of its kernel on its device
     confirmed: bool
     proposer: str
-    since: float  # seconds since 1970; only later proposals
+    since: float  # only proposals after this time, in seconds since 1970
     shipped: bool  # whether the verdict ships with the package
-    measured: bool  # whether it has times
-    newest_timed: Literal[True]  # with `op` and `device`: only the newest with times on the same set of workloads
+    measured: bool  # whether the evaluation has times
+    # with `op` and `device`: only the newest evaluation with times on each set of workloads
+    newest_timed: Literal[True]
     code: str
     outline: str
-    contending: Literal[True]  # with `op` and `device`: only those that determine the champions; the order stays
-    fastest: int  # at most this many, those with the largest speedups
-    newest: int  # at most this many, those added to the archive last
-    oldest: int  # at most this many, those added first
+    # with `op` and `device`: only the evaluations that determine the champions, in the usual order
+    contending: Literal[True]
+    fastest: int  # at most this many records, those with the largest speedups
+    newest: int  # at most this many records, those added to the archive last
+    oldest: int  # at most this many records, those added first
     after: int  # only records added after the summary with this number
 
 
 class Store(Protocol):
     """The interface of an archive.
 
-    Records are never changed or removed. Each has an id that follows from its content, so appending one again changes
-    nothing, and merging two archives is the union of their records.
+    Records are never changed or removed. Each record has an id that follows from its content, so appending a record
+    again changes nothing, and a merge of two archives is the union of their records.
     """
 
     def append(self, *records: Record) -> int:
@@ -75,15 +77,15 @@ class Store(Protocol):
 
 
 class ArchiveFile(Store, Protocol):
-    """An archive in a file, which also lists its ops and keeps values that are computed from their records."""
+    """An archive in a file, which also lists its ops and stores values that are computed from their records."""
 
     def ops(self, kind: type[R]) -> list[str]:
         """Return the ops with records of a kind, sorted."""
 
     def derived(self, what: str, op: str, make: Callable[[], object], read: Callable[[Any], T]) -> T:
-        """Make a value from an op's records with `make`, keep it as JSON, and return what `read` returns for it.
+        """Compute a value from an op's records with `make`, store it as JSON, and return it as converted by `read`.
 
-        It is made only if records of the op were added since the last time; `what` names the value and its format.
+        It is computed only if records of the op were added since the last time; `what` names the value and its format.
         """
 
 

@@ -1,6 +1,6 @@
 """Summaries: the small fields of kernels, proposals and evaluations, for code that reads many of them at once.
 
-Those that are read are named tuples, not dataclasses, because a run may read a hundred thousand of them.
+Summaries that are read are named tuples, not dataclasses, because a run may read a hundred thousand of them.
 The archive keeps them in separate columns, so that texts, replies, logs and checks are not read with them.
 """
 
@@ -19,7 +19,7 @@ from archive.runs import Cost
 
 LOG_CHARACTERS = 600
 FREE = Cost()
-TIMES = struct.Struct("<5d")  # one workload's median, low, high, baseline and speed of light
+TIMES = struct.Struct("<5d")  # median, low, high, baseline and speed of light of one workload
 
 
 class Timing(NamedTuple):
@@ -30,7 +30,7 @@ class Timing(NamedTuple):
     low_us: float
     high_us: float
     baseline_us: float  # the fastest PyTorch baseline
-    floor_us: float | None  # the speed of light, if the device's rates are known
+    floor_us: float | None  # time at the speed of light, if the device's rates are known
 
     @property
     def speedup(self) -> float:
@@ -44,7 +44,7 @@ class Timing(NamedTuple):
 class KernelSummary(NamedTuple):
     """A kernel without its text."""
 
-    number: int  # its position in the order in which kernels were added
+    number: int  # position in the order in which kernels were added
     id: str
     op: str
     family: str
@@ -136,8 +136,8 @@ class BriefProposal(NamedTuple):
     created: float
     tokens: int
     usd: float
-    seconds: float  # how long the model took
-    number: int = 0  # its position in the order in which proposals were added
+    seconds: float  # time that the model took
+    number: int = 0  # position in the order in which proposals were added
 
 
 class BriefEvaluation(NamedTuple):
@@ -147,8 +147,8 @@ class BriefEvaluation(NamedTuple):
     created: float
     seconds: float
     passed: bool
-    speedup: float  # as in EvaluationSummary
-    run: str = ""  # the run that made it; empty if it was made outside of a run, or by an earlier version
+    speedup: float  # as in `EvaluationSummary`
+    run: str = ""  # the run that made the evaluation; empty outside of a run, or in earlier versions
 
 
 class EvaluationSummary(NamedTuple):
@@ -164,11 +164,11 @@ class EvaluationSummary(NamedTuple):
     seconds: float
     confirmed: bool
     code: str  # hash of the machine code, empty if the kernel was not compiled
-    traits_json: str  # without the code, so that many kernels have the same; empty if there are none
-    log: str  # its beginning; empty if the kernel passed
-    speedup: float  # over the fastest baseline, on the workload where it is largest; 0 without measurements
-    workloads: str  # one per line
-    times: bytes  # of each workload, packed with TIMES
+    traits_json: str  # traits without the code, so that they are equal for many kernels; empty without traits
+    log: str  # beginning of the log; empty if the kernel passed
+    speedup: float  # largest speedup over the fastest baseline on any workload; 0 without measurements
+    workloads: str  # one workload per line
+    times: bytes  # times of each workload, packed with TIMES
 
     @property
     def measurements(self) -> tuple[Timing, ...]:
@@ -186,14 +186,14 @@ class EvaluationSummary(NamedTuple):
 class RankedTimes(NamedTuple):
     """The times that rank a kernel among others, from its latest evaluation, which it passed."""
 
-    id: str  # of the evaluation
+    id: str  # id of the evaluation
     kernel_id: str
     device: str  # a DeviceInfo's key
     created: float
     confirmed: int
     traits_json: str
-    workloads: str  # one per line
-    times: bytes  # of each workload, packed with TIMES
+    workloads: str  # one workload per line
+    times: bytes  # times of each workload, packed with TIMES
 
     @property
     def measurements(self) -> tuple[Timing, ...]:
@@ -210,7 +210,7 @@ class RankedTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A kernel without its text, because there may be tens of thousands, with its outcome and its times."""
+    """A kernel with its outcome and its times, but without its text, because there may be tens of thousands."""
 
     kernel_id: str
     family: str
@@ -220,13 +220,14 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The outcome of an earlier proposal, from which to learn which models and operators are worth using again."""
+    """The outcome of an earlier proposal, which shows whether its model and operator are worth using again."""
 
     operator: str
     proposer: str
     cost: Cost
     passed: bool
-    gain: float  # mean over all workloads of log(previous best time / own time), or 0 where it was not faster
+    # mean over all workloads of log(previous best time / own time), with 0 for workloads where it was not faster
+    gain: float
 
 
 def timing(measurement: Measurement) -> Timing:
@@ -250,12 +251,12 @@ CODE = re.compile(r'"code": "([^"]*)", ')
 
 def without_code(traits_json: str) -> str:
     """Return the JSON of traits without the hash of the machine code."""
-    first = CODE.match(traits_json, 1)  # where the archive writes it; a search takes longer
+    first = CODE.match(traits_json, 1)  # the place where the archive writes the code; a search would take longer
     return "{" + traits_json[first.end() :] if first else CODE.sub("", traits_json, count=1)
 
 
 def with_code(traits_json: str, code: str) -> str:
-    """Return the JSON that `without_code` was called with."""
+    """Return the JSON with which `without_code` was called."""
     return f'{{"code": {json.dumps(code)}, {traits_json[1:]}' if traits_json else ""
 
 
@@ -271,9 +272,9 @@ def packed(timings: Iterable[Timing]) -> tuple[str, bytes]:
     return "\n".join(t.workload for t in kept), b"".join(times)
 
 
-@lru_cache(maxsize=1_000)  # the same times are unpacked several times in a row
+@lru_cache(maxsize=1_000)  # cached, because the same times are unpacked several times in a row
 def timings(workloads: str, times: bytes) -> tuple[Timing, ...]:
-    """Return the times that `packed` was called with."""
+    """Return the times with which `packed` was called."""
     found = zip(_names(workloads), TIMES.iter_unpack(times), strict=bool(times))
     return tuple(
         Timing(workload, median, low, high, baseline, floor if floor > 0 else None)
@@ -283,7 +284,7 @@ def timings(workloads: str, times: bytes) -> tuple[Timing, ...]:
 
 @lru_cache(maxsize=1_000)
 def _names(workloads: str) -> tuple[str, ...]:
-    """Return the workloads, as the same strings for every kernel."""
+    """Return the workloads. The strings are the same objects for every kernel."""
     return tuple(workloads.split("\n"))
 
 

@@ -16,11 +16,11 @@ def op(*examples: Callable[[], Any], name: str = "") -> Callable[[F], F]:
 
     Each example is a function that creates new inputs. The marked function itself does not change.
     `evolve run file.py:function` evolves kernels for it. The examples are the workloads, and dims that differ between
-    them are symbolic. With a single example, or several of the same shapes, every dim is symbolic that can change.
+    them are symbolic. With a single example, or several of the same shapes, every dim that can change is symbolic.
     """
 
     for example in examples:
-        if _needs_arguments(example):  # such as the marked function, if `@evolve.op` has no parentheses
+        if _needs_arguments(example):  # not a function, or the marked function if `@evolve.op` has no parentheses
             raise TypeError(
                 f"an example is a function without arguments, got `{getattr(example, '__name__', example)}`; write "
                 "`@evolve.op(lambda: (torch.randn(8, 4096),))` above the function, with its inputs in the tuple"

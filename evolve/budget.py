@@ -1,4 +1,4 @@
-"""A run's budget: its cost, the rest, and the limit that ends the run, computed from the archived records."""
+"""A run's budget: the cost so far, the rest, and the limit that ends the run, computed from the archived records."""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -19,7 +19,8 @@ from evolve.selection.population import Champion
 
 B = TypeVar("B", BriefProposal, BriefEvaluation)
 IDLE_SECONDS = 900.0  # a leg without a recorded end counts as ended after this long without activity
-# Fields of brief records. An op may have tens of thousands, and functions written in C read these twice as fast.
+# Fields of brief records. An op may have tens of thousands of records, and functions written in C read these fields
+# twice as fast.
 KERNEL_ID, RUN_OF_PROPOSAL, RUN_OF_VERDICT = itemgetter(0), itemgetter(1), itemgetter(5)
 CREATED = attrgetter("created")
 
@@ -39,7 +40,7 @@ class Ended(StrEnum):
 class Spent:
     """The cost of a run, or of a part of it."""
 
-    evals: int = 0  # evaluations, and replies with kernels that were evaluated before
+    evals: int = 0  # number of evaluations, and of replies with kernels that were evaluated before
     tokens: int = 0
     usd: float = 0.0
     seconds: float = 0.0
@@ -83,7 +84,7 @@ class History:
 
     @cached_property
     def named(self) -> Mapping[str, Sequence[BriefEvaluation]]:
-        """The first verdicts on kernels, by the run that made them. Verdicts of earlier versions name no run."""
+        """The first verdicts on kernels, by the run that gave them. Verdicts of earlier versions name no run."""
         return _grouped(self.judged.values(), RUN_OF_VERDICT)
 
     @cached_property
@@ -97,7 +98,7 @@ class History:
         return dict(zip(map(KERNEL_ID, self.evaluations), self.evaluations, strict=True))
 
     def is_of_another(self, verdict: BriefEvaluation, run: str, leg: Leg) -> bool:
-        """Return whether another, concurrent run made the verdict.
+        """Return whether another, concurrent run gave the verdict.
 
         Verdicts of earlier versions name no run: such a verdict counts as another run's if that run proposed the kernel
         and no proposal of it is older than this leg.
@@ -127,7 +128,10 @@ def history(store: Store, op: str, device_key: str, elsewhere: History | None = 
 
 
 def _grouped(records: Iterable[B], key: Callable[[B], str]) -> Mapping[str, Sequence[B]]:
-    """Group records by key, and keep the given order within each group. Neighbours often share a key."""
+    """Group records by key, and keep the given order within each group.
+
+    Neighbouring records often have the same key.
+    """
     found = defaultdict[str, list[B]](list)
     for value, some in groupby(records, key):
         found[value].extend(some)
@@ -163,7 +167,7 @@ def spent(run: str, past: History) -> Spent:
 def _steps(run: str, past: History) -> Iterator[tuple[float, str, int, int, float]]:
     """Yield the time, the id of the judged kernel, and the evaluations, tokens and dollars of each step."""
     for proposal, first, known, evals in _counted(run, past):
-        if first and not known:  # its evaluation counts once it is made
+        if first and not known:  # its evaluation counts when it is made
             yield proposal.created, "", 0, proposal.tokens, proposal.usd
             yield given(first), first.kernel_id, evals, 0, 0.0
         else:
@@ -173,9 +177,9 @@ def _steps(run: str, past: History) -> Iterator[tuple[float, str, int, int, floa
 
 
 def _counted(run: str, past: History) -> Iterator[tuple[BriefProposal, BriefEvaluation | None, bool, int]]:
-    """Yield each proposal of a run, the first verdict on its kernel, whether the kernel was known, and evaluations.
+    """Yield each proposal of a run, the first verdict on its kernel, whether the kernel was known, and the evaluations.
 
-    A kernel that was known before counts as an evaluation. A kernel that another run judged does not.
+    A kernel that was known before counts as an evaluation, but a kernel that another run judged does not.
     """
     judged, own, mine = past.judged, set[str](), {"", run}
     for proposal in past.of_run.get(run, ()):
@@ -224,7 +228,7 @@ def _began_between(verdicts: Sequence[BriefEvaluation], start: float, end: float
 
 
 def _not_proposed(run: str, past: History) -> Iterator[BriefEvaluation]:
-    """Yield this run's verdicts on kernels that it did not propose: shipped kernels, and those of other runs."""
+    """Yield this run's verdicts on kernels that it did not propose: shipped kernels, and kernels of other runs."""
     own = set(map(KERNEL_ID, past.of_run.get(run, ())))
     yield from (verdict for verdict in past.named.get(run, ()) if verdict.kernel_id not in own)
     for leg, end in _stretches(run, past) if past.unnamed else ():

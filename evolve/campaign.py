@@ -24,10 +24,11 @@ from evolve.search import Search
 from evolve.selection import selection
 from evolve.selection.view import OpView
 
-GENEROUS = 4.0  # without a measurement, the assumed ratio of the best time to the speed of light
-AT_LIGHT = math.log(1 / 0.97)  # less headroom counts as none, because the speed of light is not known exactly
+GENEROUS = 4.0  # assumed ratio of the best time to the speed of light before any measurement
+# headroom below which an op counts as finished, because the speed of light is not known exactly
+AT_LIGHT = math.log(1 / 0.97)
 LEAST = 0.1  # minimum headroom of a workload whose speed of light is unknown
-PATIENCE = 3  # an op's share is halved after this many slices without improvement, and after each further one
+PATIENCE = 3  # an op's share is halved after this many slices without improvement, and after each further slice
 LEAST_SHARE = 1 / 8  # the fraction of its share that an op always keeps
 IMPROVED = 0.01
 
@@ -38,8 +39,8 @@ class Account:
 
     run: str
     headroom: float
-    spent: float = 0.0  # in the unit that `cost` chooses
-    idle: int = 0  # slices since the last improvement
+    spent: float = 0.0  # cost in the unit that `cost` chooses
+    idle: int = 0  # number of slices since the last improvement
 
     def after(self, cost: float, headroom: float) -> "Account":
         """Return the account after one more slice."""
@@ -148,7 +149,7 @@ def share_out(
 
 @dataclass
 class Turn:
-    """A slice of an op beside slices of other ops."""
+    """A slice of an op that runs beside slices of other ops."""
 
     search: Search
     view: OpView
@@ -157,7 +158,7 @@ class Turn:
     spent: Spent = field(default=Spent())
     waiting: deque[Job] = field(default_factory=deque)
     under_way: set[str] = field(default_factory=set)  # kernels
-    asked: bool = False  # for proposals, once the op's pending kernels are judged
+    asked: bool = False  # whether proposals were requested, which happens when the op's pending kernels are judged
     incoming: Iterator[Proposal] = field(default_factory=lambda: iter(()))
     known: set[str] = field(default_factory=set)  # kernels that are not new when they are proposed
     proposed: int = 0
@@ -168,10 +169,10 @@ class Turn:
 
 
 class SideBySide:
-    """Slices of several ops at once, for an engine with several cards.
+    """Slices of several ops at the same time, for an engine with several cards.
 
-    The engine asks for the next job when it would be idle otherwise. It gets a job of the oldest slice that has one; if
-    no slice has a job, the next op's slice begins. Proposals become jobs one by one, as they arrive.
+    The engine asks for the next job when it would be idle otherwise. It gets a job of the oldest slice that has one. If
+    no slice has a job, the slice of the next op begins. Proposals become jobs one by one, as they arrive.
     """
 
     def __init__(
@@ -181,9 +182,10 @@ class SideBySide:
         self._running = {search.run: search for search in searches}
         self._accounts = {search.run: _account(search, views[search.run]) for search in searches}
         self._turns: dict[str, Turn] = {}
-        self._aside = set[str]()  # as in `share_out`
-        self._unprofiled: Turn | None = None  # the profiler needs the engine for itself
-        self._events = deque[Event | Slice]()  # archived, but not yielded yet
+        self._aside = set[str]()  # ops that are set aside, as in `share_out`
+        # a slice that waits for profiles: the profiler needs exclusive use of the engine
+        self._unprofiled: Turn | None = None
+        self._events = deque[Event | Slice]()  # events that are archived but not yielded yet
         self._began, self._spent = time.monotonic(), Spent()
         self._ended: Ended | None = None
         self._reason = Ended.LIGHT
@@ -223,7 +225,7 @@ class SideBySide:
                 return None
 
     def _job_of(self, turn: Turn) -> Job | None:
-        """Return the slice's next job, or None if it has none now. This may ask for proposals."""
+        """Return the slice's next job, or None if it has none now. This may request proposals."""
         while not (self._ended or self._unprofiled):
             if turn.waiting:
                 job = turn.waiting.popleft()
@@ -275,7 +277,7 @@ class SideBySide:
         )
 
     def _ask(self, turn: Turn) -> None:
-        """Ask for proposals, unless nothing is left to spend."""
+        """Request proposals, unless the budget is spent."""
         turn.asked = bool(turn.search.over(turn.view, self._committed()))
         if turn.asked:
             return
@@ -290,7 +292,7 @@ class SideBySide:
         turn.incoming = turn.search.share.unproposed(turn.view, request, self._proposer.propose(request))
 
     def _add(self, turn: Turn, proposal: Proposal) -> None:
-        """Archive a proposal, and queue its kernel. A kernel that is known counts as an evaluation at once."""
+        """Archive a proposal, and queue its kernel. A known kernel counts as an evaluation at once."""
         self._events.extend(loop.keep([proposal], turn.view.store))
         turn.proposed += 1
         self._pay(turn, budget.paid(proposal.cost))
@@ -305,7 +307,7 @@ class SideBySide:
         self._judged(turn, verdict)
         turn.under_way.remove(verdict.kernel_id)
         reached = turn.search.over(turn.view, self._spent)
-        if reached is not Ended.LIGHT:  # an op at the speed of light leaves the rest of the budget to the others
+        if reached is not Ended.LIGHT:  # an op at the speed of light leaves the rest of the budget to the other ops
             self._ended = self._ended or reached
 
     def _judged(self, turn: Turn, verdict: Evaluation) -> None:
@@ -338,7 +340,7 @@ class SideBySide:
             self._ended = self._ended or ended
 
     def _goes_on(self) -> bool:
-        """Do the work that needs an idle engine, and return whether there may be more to evaluate."""
+        """Do the work that needs an idle engine. Return whether there may be more kernels to evaluate."""
         if self._ended:
             return False
         if turn := self._unprofiled:

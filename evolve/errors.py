@@ -1,4 +1,4 @@
-"""UserError, the exception for errors that the user can correct, and kinds of failures that are not exceptions."""
+"""Errors: UserError, for errors that the user can correct, and kinds of failures that are not exceptions."""
 
 import re
 
@@ -15,5 +15,5 @@ VARYING = re.compile(r"\S*\d\S*")
 
 
 def kind_of(failure: str) -> str:
-    """Return the reason of a failure without numbers and ids, so that it is equal for failures of one kind."""
+    """Return the reason for a failure without numbers and ids, so that failures of one kind have equal reasons."""
     return VARYING.sub("#", failure)

@@ -38,10 +38,10 @@ def evolve(
         while not ended:
             spent, ended = yield from one_round(search, spent, proposer, engine, view)
             if ended is Ended.NOTHING and search.share.others_work(view, search.deadline):
-                ended = search.over(view, spent)  # the verdicts of others may lead to new proposals
+                ended = search.over(view, spent)  # the verdicts of other runs may lead to new proposals
             if ended:
                 yield from confirm(search.locator, engine, view, search.share)
-            if ended is Ended.LIGHT:  # continue if the fast champion has failed its confirmation
+            if ended is Ended.LIGHT:  # continue if the champion that ended the search has failed its confirmation
                 ended = search.over(view, spent)
     return ended
 
@@ -49,7 +49,10 @@ def evolve(
 def one_round(
     search: Search, spent: Spent, proposer: Proposer, engine: Engine, view: OpView
 ) -> Generator[Event, None, tuple[Spent, Ended | None]]:
-    """Evaluate pending kernels, request new ones and evaluate these. Return the cost, and why the run is over."""
+    """Evaluate pending kernels, request new ones and evaluate these.
+
+    Return the cost, and the reason why the run is over.
+    """
     spent = yield from settle(search, spent, engine, view)
     if ended := search.over(view, spent):
         return spent, ended
@@ -59,7 +62,7 @@ def one_round(
     proposals = yield from keep(search.share.unproposed(view, request, proposer.propose(request)), view.store)
     spent = sum((budget.paid(proposal.cost) for proposal in proposals), spent)
     new = {proposal.kernel_id for proposal in proposals if proposal.kernel} - request.known
-    # New kernels count when they are evaluated, known ones count now, and requests that gave no kernel do not count.
+    # New kernels count when they are evaluated. Known kernels count now. Requests that gave no kernel do not count.
     spent += Spent(evals=sum(bool(proposal.kernel) for proposal in proposals) - len(new))
     spent = yield from settle(search, spent, engine, view)
     return spent, search.over(view, spent) or (None if proposals else Ended.NOTHING)

@@ -8,7 +8,7 @@ from archive.binding import Point, Signature
 from archive.records import DeviceInfo
 from reference_ops.op import Op, Workload
 
-HALF_PRODUCTS = 3  # products of float16 numbers, each exact, that together have the precision of a float32 product
+HALF_PRODUCTS = 3  # number of exact products of float16 numbers that together have the precision of a float32 product
 IN_HALVES = f"{HALF_PRODUCTS} products in float16 for each"
 
 
@@ -40,14 +40,17 @@ def point(op: Op, workload: Workload, info: DeviceInfo) -> Point:
 class SpeedOfLight:
     """Lower bounds on a kernel's time; 0 if the device's rates are unknown."""
 
-    bytes_us: float  # to move the least possible number of bytes, at the copy rate
-    ordinary_us: float  # to do the arithmetic other than matrix products
-    matrix_us: float  # to do the matrix products, on the fastest units that are precise enough
-    unit: str = ""  # the rate that was applied to the matrix products, in words
+    bytes_us: float  # time to move the least possible number of bytes, at the copy rate
+    ordinary_us: float  # time for the arithmetic other than matrix products
+    matrix_us: float  # time for the matrix products, on the fastest units that are precise enough
+    unit: str = ""  # the rate that was used for the matrix products, in words
 
     @property
     def arithmetic_us(self) -> float:
-        """Tensor cores run in parallel with the other units. Products on the other units take their time."""
+        """The time of all arithmetic.
+
+        Tensor cores run in parallel with the other units, but products on the other units do not.
+        """
         if self.unit == "float32":
             return self.ordinary_us + self.matrix_us
         return max(self.ordinary_us, self.matrix_us)

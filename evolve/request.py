@@ -33,7 +33,7 @@ class Candidate:
         return self.kernel.settings
 
 
-Attempt = Candidate | Tried  # for the tuner
+Attempt = Candidate | Tried  # a kernel with a verdict, as the tuner reads it
 ReadsKernels = Callable[[Sequence[str]], Mapping[str, Kernel]]  # returns kernels by their ids
 
 
@@ -43,8 +43,8 @@ class Left:
 
     tokens: int | None = None
     usd: float | None = None
-    evals: int | None = None  # evaluations; requests that give no kernel count as none
-    deadline: float = float("inf")  # on the clock of time.monotonic; no model is called after it
+    evals: int | None = None  # evaluations; requests that give no kernel do not count
+    deadline: float = float("inf")  # time of time.monotonic after which no model is called
 
 
 @dataclass(frozen=True)
@@ -53,25 +53,25 @@ class Request:
 
     op: Op
     device: DeviceInfo
-    wanted: int  # at most this many kernels
-    seed: int  # every choice of the proposer follows from it
-    run: str = ""  # the run that the proposals belong to
-    population: tuple[Candidate, ...] = ()  # alive, fittest first
-    parents: tuple[Candidate, ...] = ()  # drawn from the population for this request
+    wanted: int  # largest number of kernels
+    seed: int  # seed from which every choice of the proposer follows
+    run: str = ""  # the run to which the proposals belong
+    population: tuple[Candidate, ...] = ()  # kernels that are alive, fittest first
+    parents: tuple[Candidate, ...] = ()  # parents drawn from the population for this request
     failures: tuple[Candidate, ...] = ()  # kernels that failed and were not yet repaired, newest first
     known: frozenset[str] = frozenset()  # ids of all kernels of this op in the archive
     tried: Sequence[Attempt] = ()  # every kernel of this op with a verdict on this device, oldest first
     donors: tuple[Candidate, ...] = ()  # champions of other ops on this device
     pytorch_us: tuple[tuple[str, float], ...] = ()  # the latest best time of PyTorch, by workload; only GPU times
     lessons: tuple[str, ...] = ()  # lessons from earlier attempts, one sentence each
-    untried: bool = False  # the run has no kernel to start from, so that it may ask for several designs first
+    untried: bool = False  # whether the run has no kernel to start from, so that it may ask for several designs first
     trials: tuple[Trial, ...] = ()  # earlier proposals of this op, oldest first
     left: Left = field(default=Left())
-    kernels: ReadsKernels = field(default=lambda _: {}, compare=False)  # for kernels in `tried`
+    kernels: ReadsKernels = field(default=lambda _: {}, compare=False)  # reads the texts of kernels in `tried`
 
 
 class ReadWhenAsked(Sequence[T]):
-    """A sequence that is read on first access, because few proposers need every kernel tried."""
+    """A sequence that is read on first access, because few proposers need every tried kernel."""
 
     def __init__(self, read: Callable[[], Sequence[T]]) -> None:
         self._read = read
@@ -106,17 +106,17 @@ class Proposer(Protocol):
 
     @property
     def name(self) -> str:
-        """The name that the proposals carry: `offline`, `tell`, or a model's name."""
+        """The proposer's name in its proposals: `offline`, `tell`, or a model's name."""
 
     def propose(self, request: Request) -> Iterator[Proposal]:
         """Yield proposals as they arrive, or none if nothing is left to try."""
 
 
-MOST_WITHOUT_KERNEL = 100  # requests in a row without a kernel, after which a proposer is no longer asked
+MOST_WITHOUT_KERNEL = 100  # number of requests in a row without a kernel after which a proposer is no longer asked
 
 
 class Bounded:
-    """A proposer that stops after too many requests without a kernel, because these count as no evaluations."""
+    """A proposer that stops after too many requests without a kernel, because these do not count as evaluations."""
 
     def __init__(self, proposer: Proposer) -> None:
         self._proposer, self._without_kernel = proposer, 0

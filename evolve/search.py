@@ -17,8 +17,9 @@ from evolve.selection.sharing import Share
 from evolve.selection.view import OpView
 from reference_ops.op import Op
 
-GENERATION = 8  # proposals requested at once on one card
-PER_CARD = 2  # proposals requested at once for each of many cards, so that few are idle until the last verdict
+GENERATION = 8  # number of proposals requested at once for one card
+# number of proposals requested at once for each of many cards, so that few cards are idle until the last verdict
+PER_CARD = 2
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,13 @@ class Search:
 
     run: str
     op: Op
-    locator: str  # how another process finds the op: its name, or the path of its file
+    locator: str  # name by which another process finds the op: its name, or the path of its file
     seed: int
-    budget: Budget = field(default=Budget())  # the budget from now on
-    deadline: float = float("inf")  # on the clock of time.monotonic; when the budget's seconds are used up
+    budget: Budget = field(default=Budget())  # the budget that is left when the search starts
+    deadline: float = float("inf")  # time of time.monotonic at which the budget's seconds are used up
     scope: Scope = EVERYTHING
     profiled: bool = False  # whether the proposer uses a profiler's counters
-    share: Share = field(default_factory=Share)  # of whether other runs use the archive as well
+    share: Share = field(default_factory=Share)  # the run's share of the work, if other runs use the archive as well
     generation: int = GENERATION
 
     @contextmanager
@@ -47,7 +48,10 @@ class Search:
             store.append(Leg(self.run, started, time.time()))
 
     def over(self, view: OpView, spent: Spent) -> Ended | None:
-        """Return why the search is over, or None if it goes on. `spent` is the spent part of its budget."""
+        """Return the reason why the search is over, or None if it continues.
+
+        `spent` is the spent part of its budget.
+        """
         if reached := budget.ended(self.budget, spent):
             return reached
         if time.monotonic() >= self.deadline:
@@ -59,7 +63,8 @@ class Search:
         """Return the next request for a proposer, with the rest of its budget as limits."""
         left = budget.left(self.budget, spent)
         wanted = self.generation if left.evals is None else min(self.generation, left.evals)
-        if left.evals is not None and not view.alive():  # keep a part for kernels after the first verdicts
+        # keep a part of the budget for kernels after the first verdicts
+        if left.evals is not None and not view.alive():
             wanted = min(wanted, max(1, left.evals // 2))
         limits = Left(left.tokens, left.usd, left.evals, self.deadline)
         return selection.request(view, self.op, wanted, seed=self.seed, left=limits)

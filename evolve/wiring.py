@@ -1,7 +1,7 @@
 """Choice of the engine, the proposer and the archive file. `devices/choose.py` chooses devices.
 
-Modules are imported inside the functions: most of them import torch, which takes seconds, and commands that only read
-the archive need none of them.
+Modules are imported inside the functions, because most of them import torch, which takes seconds, and commands that
+only read the archive need none of them.
 """
 
 import os
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from evolve.engines.ray_engine import RayEngine
     from evolve.request import Proposer
 
-CORES_PER_PREPARER = 4  # the others compile and time kernels meanwhile
+CORES_PER_PREPARER = 4  # the other cores compile and time kernels meanwhile
 DEFAULT_ARCHIVE, IN_MEMORY = Path(".evolve/archive.db"), Path(":memory:")
-RESCUED = re.compile(r"; all that it held is saved in (.+)$")
+RESCUED = re.compile(r"; all its records are saved in (.+)$")
 # The beginning of an error about a damaged archive.
 DAMAGED = re.compile(r"(?:cannot open )?the archive (.+?)(?: is damaged| cannot be merged|: )")
 
@@ -56,7 +56,7 @@ def ray_engine(
 def _local(
     kind: str, watch: Callable[[str, str], None] | None, cores: int, cards: Sequence[str]
 ) -> "tuple[LocalEngine, int]":
-    """Return an engine, and the number of jobs that keep it busy: one more per worker than it works on."""
+    """Return an engine, and the number of jobs that keep it busy: one more per worker than the worker can process."""
     from evolve.engines.local import LocalEngine
 
     policy = policy_of(kind)
@@ -155,7 +155,10 @@ def archive_hint(error: ArchiveError, otherwise: str) -> str:
     """Return a hint on an archive that cannot be used."""
     if saved := RESCUED.search(str(error)):
         copy = shlex.quote(saved[1])
-        return f"move {copy} back, or `evolve merge {copy}` into another archive; then give the same command again"
+        return (
+            f"move {copy} back, or merge it into another archive with `evolve merge {copy}`; then give the same "
+            f"command again"
+        )
     if not any(word in str(error) for word in ("is damaged", "malformed")):
         return otherwise
     named = DAMAGED.match(str(error))

@@ -13,13 +13,13 @@ from evolve.devices import counters as c
 from evolve.devices.counters import Counter
 
 Counted = Mapping[str, float]
-BUSY, HALF_BUSY = 75.0, 60.0  # percent of a unit's peak
+BUSY, HALF_BUSY = 75.0, 60.0  # percentages of a unit's peak
 SPILLED, CONFLICTED = 0.1, 0.25  # fractions of all accesses
 WASTED = 1.5  # ratio of the sectors accessed to those that accesses of this width need
-SPARSE = 40.0  # percent of the warps that a multiprocessor can hold
-WAITING = 1.0  # warps waiting for the same reason, per instruction issued
+SPARSE = 40.0  # percentage of the warps that a multiprocessor can hold
+WAITING = 1.0  # number of warps waiting for the same reason, per issued instruction
 BARELY_MORE = 0.35  # fraction of a full wave of blocks
-WIDEST = 16  # bytes in the widest memory access
+WIDEST = 16  # number of bytes of the widest memory access
 
 
 class Kind(StrEnum):

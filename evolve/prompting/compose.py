@@ -42,9 +42,9 @@ from evolve.request import Candidate, Request
 from evolve.selection.population import weakest
 
 SOURCES = (200_000, 20_000, 8_000)  # limits on the characters of a kernel, tried in this order
-MANY, FEW = 12, 3  # numbers of kernels or failures that get a line each
-MAX_REPLY, MAX_LESSON = 20_000, 300  # characters
-DESIGN_TOKENS = 1500  # room in a prompt for the designs and for the question about one of them
+MANY, FEW = 12, 3  # numbers of kernels or failures that are listed, one line each
+MAX_REPLY, MAX_LESSON = 20_000, 300  # limits in characters
+DESIGN_TOKENS = 1500  # tokens reserved in a prompt for the designs and for the question about one of them
 LEFT_OUT = "(left out for lack of room)"
 
 
@@ -111,21 +111,21 @@ class Priority(IntEnum):
     LESSONS = 2
     PROFILES = 3
     SECOND_PARENT = 4
-    REFERENCE = 5  # sections after this are never left out, only shortened if they are too long
+    REFERENCE = 5  # sections of a higher priority are never left out, only shortened if they are too long
     PARENT = 6
     NEEDED = 7
 
 
 @dataclass(frozen=True)
 class PromptSection:
-    """One section of a prompt in several renderings, the fullest first."""
+    """One section of a prompt in several versions, the fullest first."""
 
     priority: Priority
     renderings: tuple[str, ...]
 
 
 def _fitted(sections: Sequence[PromptSection], max_tokens: int) -> tuple[str, ...]:
-    """Choose the fullest rendering of each section such that all of them together stay within the limit."""
+    """Choose the fullest version of each section such that all sections together stay within the limit."""
     chosen = [0] * len(sections)
     costs = [[tokens(text) + 1 for text in section.renderings] for section in sections]
     while sum(cost[index] for cost, index in zip(costs, chosen, strict=True)) > max_tokens:
@@ -145,7 +145,7 @@ def _stable(request: Request, reference_source: str) -> Iterator[PromptSection]:
 
 
 def _learned(request: Request, operator: str, parents: tuple[Candidate, ...]) -> Iterator[PromptSection]:
-    """Yield the sections that the prompts of a round share, except for a failure that is itself a parent."""
+    """Yield the sections that are the same in the prompts of a round, except for a failure that is itself a parent."""
     if pytorch := kernel_sections.pytorch_section(request):
         yield PromptSection(Priority.REFERENCE, (pytorch,))
     if request.lessons:
@@ -154,7 +154,7 @@ def _learned(request: Request, operator: str, parents: tuple[Candidate, ...]) ->
         few = "\n".join([heading, *listed(lines, FEW)])
         yield PromptSection(Priority.LESSONS, ("\n".join([heading, *lines]), few, f"{heading}\n{LEFT_OUT}"))
     if request.population:
-        # An exploration must differ from every kernel alive, so its prompt keeps their list for longer.
+        # An exploration must differ from every kernel that is alive, so its prompt gives their list a higher priority.
         priority = Priority.SECOND_PARENT if operator == EXPLORE else Priority.POPULATION
         shown = tuple(kernel_sections.population_section(request.population, most) for most in (MANY, FEW))
         yield PromptSection(priority, (*shown, f"# The kernels that are alive\n{LEFT_OUT}"))

@@ -14,9 +14,9 @@ from reference_ops.op import Op
 
 WIDEST_ACCESS = 16
 HALVES = ("bfloat16", "float16")
-MUCH = 64  # if more bytes than this are read per byte written, stores hardly matter
+MUCH = 64  # number of bytes read per byte written above which stores hardly matter
 SPARSE = 0.5  # occupancy below this share of a multiprocessor's threads is reported
-RESERVED_BYTES = 1024  # shared memory that the system reserves for each block on sm_80 and later
+RESERVED_BYTES = 1024  # bytes of shared memory that the system reserves for each block on sm_80 and later
 
 
 def form(traits: Traits) -> str:
@@ -32,7 +32,10 @@ def form(traits: Traits) -> str:
 
 
 def diagnosis(kernel: Kernel, evaluation: Evaluation, op: Op) -> tuple[str, ...]:
-    """Return the faults that are visible without a measurement, one sentence each. A donor's op differs from `op`."""
+    """Return the faults that are visible without a measurement, one sentence each.
+
+    The op of a donor differs from `op`.
+    """
     found = list(_spilled(evaluation.resources))
     if traits := evaluation.traits:
         stores_matter = kernel.op != op.name or _writes_much(op, evaluation.device)
@@ -201,7 +204,7 @@ HINTS = {
         "already. Change what is read, kept or computed, not how it is written."
     ),
 }
-# Why a kernel can be right for normal numbers and wrong for others, by the name of the check inputs.
+# Reasons why a kernel can be right for normal numbers and wrong for others, by the name of the check inputs.
 AT = {
     "uniform": "sums grow here instead of cancelling: accumulate in float32 and in several partial sums",
     "large": "exponentials and squares overflow here: subtract the maximum first, stay in float32",
@@ -240,7 +243,7 @@ AT = {
 
 
 def hint(evaluation: Evaluation) -> str:
-    """Return what the outcome means, and what follows from the check inputs on which it occurred."""
+    """Return the meaning of the outcome, and of the check inputs on which it occurred."""
     hints = [HINTS.get(evaluation.outcome, "")]
     if evaluation.outcome is Outcome.WRONG:
         if (match := AT_VALUES.search(evaluation.log)) and match.group(1) in AT:

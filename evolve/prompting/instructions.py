@@ -1,4 +1,4 @@
-"""Instructions beyond C++ that kernels may use, by architecture, with examples of those that an op can need.
+"""Instructions beyond C++ that kernels may use, by architecture, with examples of those that ops can need.
 
 A test compiles every example unchanged.
 """
@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-IN_THE_KERNEL = "// in the kernel:\n"  # the lines before it in an example are helpers
-STREAM, PRODUCT = "stream", "product"  # uses of instructions: moving data, or matrix products
+IN_THE_KERNEL = "// in the kernel:\n"  # the lines before this line in an example are helpers
+STREAM, PRODUCT = "stream", "product"  # purposes of instructions: moving data, or matrix products
 
 
 @dataclass(frozen=True)
@@ -16,11 +16,11 @@ class InstructionFamily:
     """A family of instructions: its architectures, its purpose, and examples."""
 
     name: str
-    since: int  # the first architecture that has it, such as 90 for sm_90
+    since: int  # the first architecture with the family, such as 90 for sm_90
     use: str
     words: str
     example: str
-    only: str = ""  # the only architecture that has it
+    only: str = ""  # the only architecture with the family, if there is only one
     plan: str = ""  # lines that the example needs in the plan; the entry takes `parameter`
     parameter: str = ""
 
@@ -49,7 +49,7 @@ def _also(arch: str, uses: list[str]) -> Iterator[str]:
 
 
 def generation(arch: str) -> int:
-    """Return the number of an architecture, such as 90 for sm_90a; 0 if it has none."""
+    """Return the number of an architecture, such as 90 for sm_90a; 0 without a number."""
     found = re.match(r"sm_(\d+)", arch)
     return int(found[1]) if found else 0
 

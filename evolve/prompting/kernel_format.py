@@ -1,10 +1,13 @@
-"""The kernel format: rules for the kernels of every op. They open each prompt and are always the same."""
+"""The kernel format: rules for the kernels of every op.
+
+They are the beginning of each prompt and are always the same.
+"""
 
 ROLE = """\
 You write CUDA kernels that compute a PyTorch op correctly and faster than PyTorch and torch.compile do. \
 Each kernel you answer with is compiled, checked against PyTorch in float64 and timed."""
 
-# A complete kernel. A test parses it, so that it follows the grammar.
+# A complete kernel. A test parses it to ensure that it follows the grammar.
 EXAMPLE = """\
 /*---
 op = "center_rows"

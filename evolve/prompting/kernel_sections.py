@@ -123,7 +123,7 @@ def idea(kernel: Kernel) -> str:
 
 
 def weakest_workload(request: Request) -> tuple[str, Measurement | None]:
-    """Return the workload where the population has the most to gain, and the best measurement there, if any."""
+    """Return the workload on which the population has the most to gain, and its best measurement, if there is one."""
     best: dict[str, Measurement] = {}
     for measurement in (m for candidate in request.population for m in candidate.evaluation.measurements):
         held = best.get(measurement.workload, measurement)
@@ -158,7 +158,7 @@ def _resources(spent: Resources) -> str:
 
 
 def _not_run(skipped: tuple[str, ...]) -> list[str]:
-    """Return one line for each reason not to run, with its workloads."""
+    """Return a line for each reason why the kernel does not run, with the workloads."""
     reasons: dict[str, list[str]] = {}
     for line in skipped:
         workload, _, reason = line.partition(": ")
@@ -205,8 +205,8 @@ def _better(one: float | None, other: float | None) -> str:
     return f"parent 1 {us(one)}, parent 2 {us(other)}: {better} is {ratio:.2f} times as fast"
 
 
-TOO_MUCH = 1.1  # ratio of the bytes moved to the least possible, above which it is mentioned
-# Counters that are informative only in relation to another one.
+TOO_MUCH = 1.1  # ratio of the bytes moved to the least possible number above which it is mentioned
+# Counters that are informative only in relation to another counter.
 RATIOS = (
     ("32-byte sectors for each global load of a warp", counters.LOAD_SECTORS, counters.LOAD_REQUESTS),
     ("32-byte sectors for each global store of a warp", counters.STORE_SECTORS, counters.STORE_REQUESTS),
@@ -271,7 +271,7 @@ def _of_weakest(candidate: Candidate) -> Profile | None:
 
 
 def _moved(counted: Counted, op: Op, profile: Profile, candidate: Candidate) -> list[str]:
-    """Return a line that compares the bytes moved with the least possible, if there are clearly more."""
+    """Return a line that compares the bytes moved with the least possible number, if they are clearly more."""
     moved = counted.get(counters.DRAM_READ.name, 0.0) + counted.get(counters.DRAM_WRITTEN.name, 0.0)
     workloads = op.workloads(candidate.evaluation.device.kind)
     least = next((op.least_bytes(workload) for workload in workloads if workload.key == profile.workload), 0)

@@ -104,7 +104,7 @@ def bound_by_memory(op: Op, device: DeviceInfo) -> bool:
     """Return whether moving the bytes takes longer than the arithmetic at every workload."""
     lights = [speed_of_light(op, workload, device) for workload in op.workloads(device.kind)]
     if not any(light.bytes_us for light in lights):
-        return op.matrix_flops is None  # the device's rates are not known
+        return op.matrix_flops is None  # without rates of the device, decide by the op alone
     return all(light.bytes_us >= light.arithmetic_us for light in lights)
 
 

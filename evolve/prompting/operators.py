@@ -2,9 +2,10 @@
 
 DRAFT, IMPROVE, EXPLORE, CROSSOVER = "draft", "improve", "explore", "crossover"
 REPAIR, SPECIALISE, PORT = "repair", "specialise", "port"
-PARENTS = {DRAFT: 0, IMPROVE: 1, EXPLORE: 0, CROSSOVER: 2, REPAIR: 1, SPECIALISE: 1, PORT: 1}  # number of parents
+# number of parents of each operator
+PARENTS = {DRAFT: 0, IMPROVE: 1, EXPLORE: 0, CROSSOVER: 2, REPAIR: 1, SPECIALISE: 1, PORT: 1}
 OPERATORS = tuple(PARENTS)
-# asks for designs in words, each of which is then drafted; not an operator, because it makes no kernel
+# asks for designs in words, each of which is then drafted; not an operator, because it gives no kernel
 DESIGNS = "designs"
 FENCED, WHOLE, EDITS = "fenced", "whole", "edits"
 FORMS = (FENCED, WHOLE, EDITS)

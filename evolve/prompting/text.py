@@ -6,13 +6,13 @@ Bounds and fences prevent a log or a source from filling the prompt or breaking 
 import re
 from dataclasses import dataclass
 
-MAX_TOKENS = 16_000  # limit on a prompt with all its messages
-MAX_NOTE, MAX_WORKLOAD = 240, 160  # characters of a kernel's note and a workload's key
-REGISTERS, THREADS, BLOCKS = 65_536, 2048, 32  # per multiprocessor since Volta, except on `SMALL_ARCHS`
-SMALL_ARCHS = ("sm_75", "sm_86", "sm_87", "sm_89", "sm_120")  # their multiprocessors hold fewer threads
+MAX_TOKENS = 16_000  # limit on the tokens of a prompt with all its messages
+MAX_NOTE, MAX_WORKLOAD = 240, 160  # limits on the characters of a kernel's note and a workload's key
+REGISTERS, THREADS, BLOCKS = 65_536, 2048, 32  # limits of a multiprocessor since Volta, except on `SMALL_ARCHS`
+SMALL_ARCHS = ("sm_75", "sm_86", "sm_87", "sm_89", "sm_120")  # architectures whose multiprocessors hold fewer threads
 
 FENCE = re.compile(r"`{3,}|~{3,}")
-BYTES_PER_TOKEN = 3  # in CUDA code, which is full of short names and signs; prose has more bytes per token
+BYTES_PER_TOKEN = 3  # in CUDA code, which has many short names and signs; prose has more bytes per token
 TOKENS_PER_MESSAGE = 8  # overhead that a server adds to each message
 
 
@@ -30,7 +30,7 @@ def estimated_tokens(messages: tuple[Message, ...]) -> int:
 
 
 def tokens(text: str) -> int:
-    """Return an estimate of the tokens in a text, which is too high more often than too low."""
+    """Return an estimate of the tokens in a text, which is more often too high than too low."""
     return -(-len(text.encode(errors="replace")) // BYTES_PER_TOKEN)
 
 
@@ -53,14 +53,14 @@ def fenced(language: str, text: str) -> str:
 
 def one_line(text: str, characters: int) -> str:
     """Return the text on one line of at most this many characters, without fences that would open a block."""
-    begin = text[: 4 * characters]  # a log may be megabytes long
+    begin = text[: 4 * characters]  # cut first, because a log may have megabytes
     joined = " ".join(FENCE.sub("''", begin).split())
     whole = len(joined) <= characters and len(begin) == len(text)
     return joined if whole else f"{joined[: characters - 3]}..."
 
 
 def listed(lines: list[str], most: int) -> list[str]:
-    """Return the first lines, and one more that says how many are left out."""
+    """Return the first lines, and a line that says how many lines are left out."""
     return lines if len(lines) <= most else [*lines[:most], f"- and {len(lines) - most} more"]
 
 

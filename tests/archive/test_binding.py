@@ -87,8 +87,8 @@ def test_a_grid_with_a_zero_skips_the_launch() -> None:
         ('block = ["1025"]', "limit of 1024"),
         ("block = [1, 1, 65]", "limit of 1024"),
         ('block = ["N - 4"]', "limit of 1024"),
-        ("grid = [1, 65536]", "breaks the limit"),
-        ('grid = ["-1"]', "breaks the limit"),
+        ("grid = [1, 65536]", "exceeds the limit"),
+        ('grid = ["-1"]', "exceeds the limit"),
         ("shared = 1001", "1001 bytes of shared memory"),
     ],
 )

@@ -114,7 +114,7 @@ def used(**usage: object) -> BatchReply:
 def test_a_lone_surrogate_is_replaced_so_that_the_text_can_be_stored() -> None:
     said = completion(json.loads(r'{"choices": [{"message": {"content": "warps \ud800"}, "finish_reason": "\udfff"}]}'))
     refused = completion(json.loads(r'{"error": "\ud800"}'))
-    assert (said.text, refused.failure) == ("warps ?", "the response holds no choices: ?")
+    assert (said.text, refused.failure) == ("warps ?", "the response contains no choices: ?")
 
 
 @pytest.mark.parametrize(

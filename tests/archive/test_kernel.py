@@ -84,7 +84,7 @@ def test_setting_the_default_changes_nothing() -> None:
     [
         ("note =", "nte =", 3, "unknown key `nte`"),
         ("WARPS = [4, 2, 8]", "warps = [4]", 10, "UPPERCASE"),
-        ("WARPS = [4, 2, 8]", 'WARPS = [4]\nwhen = "rows > 1"', 11, "must stand above"),
+        ("WARPS = [4, 2, 8]", 'WARPS = [4]\nwhen = "rows > 1"', 11, "must come before"),
         ("WARPS = [4, 2, 8]", "WARPS = []", 10, "one or more integers"),
         ("WARPS = [4, 2, 8]", "WARPS = [4, 4]", 10, "different integers"),
         ('entry = "first"\n', "", 18, "`entry` is missing"),

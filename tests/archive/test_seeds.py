@@ -149,7 +149,7 @@ def test_a_broken_text_is_refused(old: str, new: str, why: str) -> None:
 
 def test_knobs_that_give_another_kernel_are_refused() -> None:
     written = measured.text("softmax", [measured_kernel(TUNED)])
-    with pytest.raises(MeasuredError, match="does not hold the kernel"):
+    with pytest.raises(MeasuredError, match="does not contain the kernel"):
         measured.read("f", written.replace('"knobs": {"N": 3}', '"knobs": {"N": 2}'), {"k0.cu": BASE})
 
 

@@ -135,7 +135,7 @@ def test_the_middle_of_a_huge_reply_is_replaced_by_a_mark() -> None:
     assert len(proposal.reply) < MAX_REPLY + 200
     assert proposal.reply.startswith("first first")
     assert proposal.reply.endswith(in_fence(KERNEL_TEXT))
-    assert f"{len(huge) - MAX_REPLY} characters of the reply are not kept" in proposal.reply
+    assert f"{len(huge) - MAX_REPLY} characters of the reply are not stored" in proposal.reply
 
 
 def test_a_huge_reply_without_a_kernel_is_a_failure_that_names_its_length() -> None:
