@@ -13,14 +13,18 @@ import torch
 from reference_ops.distributions import fill, sprinkle
 from reference_ops.op import ENDS_WITH_NAN, RUNS_OF_MINUS_INF, Arrange, Tensors
 
-WIDEST_BITS, WIDEST_BITS_IN_FLOAT16 = 14, 6  # of scales along a sum of products: from 2**-14 to 2**14
+WIDEST_BITS, WIDEST_BITS_IN_FLOAT16 = 14, 6  # range of scales along a sum of products: from 2**-14 to 2**14
 SHARE_OF_BLOCK = 3  # a block hides one key in three
-MOVED_SCORE, MOVED_KEY = 256.0, 16.0  # least distance of moved scores from zero, and the part of keys that moves them
+# least distance of moved scores from zero, and the element of the keys that moves them
+MOVED_SCORE, MOVED_KEY = 256.0, 16.0
 OPPOSED, OPPOSED_IN_FLOAT16 = 2.0**15, 2.0**7  # products of such numbers are far from zero
 
 
 def of_mask(name: str, *, hides: bool) -> Mapping[str, Arrange]:
-    """Return masks by prefix, suffix and block, all and none. With `hides`, true hides an element, else it keeps it."""
+    """Return masks by prefix, suffix and block, all and none.
+
+    With `hides`, true hides an element; otherwise it keeps it.
+    """
 
     def runs(begins: Callable[[torch.Tensor, int], torch.Tensor]) -> Arrange:
         def arrange(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
@@ -51,7 +55,7 @@ def of_mask(name: str, *, hides: bool) -> Mapping[str, Arrange]:
 def _cuts(shape: tuple[int, ...], size: int, generator: torch.Generator, device: torch.device) -> torch.Tensor:
     """Return a place from 1 to the last in each row.
 
-    In every other row it is the last, so that a prefix leaves one element.
+    In every other row it is the last place, so that a prefix leaves one element.
     """
     if size < 2:
         return torch.zeros(shape, dtype=torch.int64, device=device)
@@ -73,7 +77,7 @@ def of_indices(name: str, bound: str | Callable[[Tensors], int]) -> Mapping[str,
         inputs[name].fill_(limit(inputs, known) - 1)
 
     def hub(inputs: Tensors, generator: torch.Generator, known: Mapping[str, Any]) -> None:
-        """Point nine of ten at one index, the others anywhere."""
+        """Set nine indices of ten to one index, and the others to any index."""
         indices = inputs[name]
         chosen = torch.randint(limit(inputs, known), (1,), generator=generator, device=indices.device)
         astray = torch.empty_like(indices, dtype=torch.bool).bernoulli_(0.1, generator=generator)
@@ -129,7 +133,7 @@ def of_permutation(name: str) -> Mapping[str, Arrange]:
 
 
 def far_below(name: str) -> Mapping[str, Arrange]:
-    """Return an arrangement in which all numbers are far below zero: in a sum they would hide other rows."""
+    """Return an arrangement in which all numbers are far below zero. As rows of a sum, they would hide other rows."""
 
     def arrange(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
         fill(inputs[name], "far_below", generator)
@@ -138,11 +142,11 @@ def far_below(name: str) -> Mapping[str, Arrange]:
 
 
 def of_scores(queries: str, keys: str) -> Mapping[str, Arrange]:
-    """Return arrangements of attention: all keys of a head equal, of the opposite sign, and scores moved far away.
+    """Return arrangements of attention: all keys of a head equal and of the opposite sign, and scores far from zero.
 
-    In the first all scores are far below zero; for each query they are equal, and sums of integers, so that no rounding
-    decides. In the second the scores of every other query lie far below zero and the others far above, by the product
-    of one dim, so that the weights do not change.
+    In the first arrangement, all scores are far below zero. For each query they are equal, and sums of integers, so
+    that no rounding matters. In the second, the product of one dim moves the scores of every other query far below zero
+    and the other scores far above, so that the weights do not change.
     """
 
     def opposed(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
@@ -154,7 +158,8 @@ def of_scores(queries: str, keys: str) -> Mapping[str, Arrange]:
     def moved(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
         every, asked = inputs[keys], inputs[queries].view(-1, inputs[queries].shape[-1])
         every[..., 0] = MOVED_KEY
-        far = MOVED_SCORE / MOVED_KEY * 2.0 ** math.ceil(math.log2(asked.shape[1]) / 2)  # a power of two has few bits
+        # powers of two, which have few bits
+        far = MOVED_SCORE / MOVED_KEY * 2.0 ** math.ceil(math.log2(asked.shape[1]) / 2)
         first = int(generator.initial_seed() % 2)
         asked[first::2, 0], asked[1 - first :: 2, 0] = far, -far
 
@@ -162,7 +167,7 @@ def of_scores(queries: str, keys: str) -> Mapping[str, Arrange]:
 
 
 def many_nan(name: str) -> Mapping[str, Arrange]:
-    """Return an arrangement in which a quarter of all elements is NaN, for searches that find one of several."""
+    """Return an arrangement in which a quarter of all elements is NaN, for searches that find one of several NaN."""
 
     def arrange(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
         chosen = torch.empty_like(inputs[name], dtype=torch.bool).bernoulli_(0.25, generator=generator)
@@ -175,8 +180,8 @@ def many_nan(name: str) -> Mapping[str, Arrange]:
 def runs_of_minus_inf(name: str) -> Mapping[str, Arrange]:
     """Return an arrangement in which rows begin or end with runs of -inf that fill tiles, as padding does.
 
-    A run is half of a row or more, but one number at the other end remains. Every row has a run, unless there is only
-    one row.
+    A run is half of a row or more, but at least one number at the other end remains. Every row has a run, unless there
+    is only one row.
     """
 
     def arrange(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
@@ -192,9 +197,9 @@ def runs_of_minus_inf(name: str) -> Mapping[str, Arrange]:
 
 
 def planes_of_minus_inf(name: str) -> Mapping[str, Arrange]:
-    """Return an arrangement in which every other plane after the first two dims, or the only one, is entirely -inf.
+    """Return an arrangement in which every other plane after the first two dims, or the only plane, is entirely -inf.
 
-    A row of -inf fills no window of two dims, and two neighbouring rows of -inf are rare.
+    A single row of -inf fills no window of two dims, and two neighbouring rows of -inf are rare.
     """
 
     def arrange(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
@@ -227,7 +232,7 @@ def filled(**values: float) -> Arrange:
 
 
 def then(arrangements: Mapping[str, Arrange], save: Callable[[Tensors], None]) -> Mapping[str, Arrange]:
-    """Return the arrangements for a backward: after each, `save` computes the forward's results for it."""
+    """Return the arrangements for a backward: after each arrangement, `save` computes the forward's results."""
 
     def saved(arrange: Arrange) -> Arrange:
         def arranged(inputs: Tensors, generator: torch.Generator, known: Mapping[str, Any]) -> None:
@@ -288,7 +293,7 @@ def opposed(**axes: int) -> Mapping[str, Arrange]:
     """Return an arrangement of two factors whose scales differ along the axis that is summed over, and cancel.
 
     The products are the same as without scales, except where float16 underflows. A kernel that gives each row one
-    scale, as for fewer bits, loses most of them.
+    scale, as for fewer bits, loses most of the products.
     """
     (first, along), (second, across) = axes.items()
 

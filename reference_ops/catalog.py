@@ -10,9 +10,9 @@ from reference_ops.listing import PACKAGE, Listed, listed, op_files, read_listin
 from reference_ops.op import Op, ops_of
 
 ENDING = 'It must end with a module-level `op = Op(name=..., reference=..., inputs=tensors(x="n"), ...)`.'
-ANOTHER_NAME = "Give yours another one: `Op(name=...)`, `@evolve.op(..., name=...)`, or rename the task."
+ANOTHER_NAME = "Give your op another name: `Op(name=...)`, `@evolve.op(..., name=...)`, or rename the task."
 
-_own: dict[str, str] = {}  # locators of the user's ops that this process has loaded, by the op's name
+_own: dict[str, str] = {}  # locators of the user's ops that this process has loaded; key: name of the op
 
 
 class CatalogError(Exception):
@@ -64,7 +64,7 @@ def load(locator: str) -> Op:
         return _defined(path, name)
     op = _task(path, name) or _defined(path, name)
     if op.name in names():  # the archive identifies an op by its name
-        raise CatalogError(f"{path} defines an op `{op.name}`, and so does the catalog. {ANOTHER_NAME}")
+        raise CatalogError(f"{path} defines an op `{op.name}`, but the catalog already has one. {ANOTHER_NAME}")
     _own[op.name] = locator
     return op
 
@@ -160,7 +160,7 @@ def _task(path: Path, name: str) -> Op | None:
         return load_task(path, name)
     except TaskError as error:
         raise CatalogError(f"{path} cannot be an op: {error}.") from error
-    except (Exception, SystemExit) as error:  # any exception of a task
+    except (Exception, SystemExit) as error:  # a task may raise any exception
         line = _line_in(path, error)
         raise CatalogError(f"{path}{line} cannot be an op: {_raised(error)}") from error
 
@@ -175,13 +175,13 @@ def _imported(path: Path) -> ModuleType:
             family, name = path.relative_to(PACKAGE).with_suffix("").parts
             return importlib.import_module(f"reference_ops.{family}.{name}")
         return _imported_file(path)
-    except (Exception, SystemExit) as error:  # any exception of a user's file
+    except (Exception, SystemExit) as error:  # a user's file may raise any exception
         line = _line_in(path, error)
         raise CatalogError(f"{path}{line} cannot be imported: {_raised(error)}") from error
 
 
 def _imported_file(path: Path) -> ModuleType:
-    """Run a file from its text, because cached bytecode is stale if the file changed within a second."""
+    """Run a file from its text, because cached bytecode may be stale if the file changed within a second."""
     from reference_ops.tasks.source import run_text
 
     if path.suffix != ".py":
@@ -196,7 +196,7 @@ def _raised(error: BaseException) -> str:
 
 
 def _line_in(path: Path, error: BaseException) -> str:
-    """Return the line of the user's file at which the error occurred, if it did there."""
+    """Return the line of the user's file at which the error occurred, if it occurred in that file."""
     if isinstance(error, SyntaxError):
         return f", line {error.lineno}," if error.lineno else ""
     lines, traceback = [], error.__traceback__

@@ -1,7 +1,7 @@
 """Distributions and extremes of floating-point inputs: functions that draw their numbers.
 
-Checks with normal numbers alone would pass kernels that are wrong for other inputs. Numbers are drawn in place, in the
-tensor's own dtype and without waiting for the GPU, because inputs are drawn anew for each timed call.
+If checks used only normal numbers, kernels that are wrong for other inputs would pass. Numbers are drawn in place, in
+the tensor's own dtype and without waiting for the GPU, because inputs are drawn anew for each timed call.
 """
 
 import itertools
@@ -32,27 +32,27 @@ from reference_ops.op import (
     ZERO,
 )  # fmt: skip
 
-LARGEST_INTEGER = 4  # sums of a few products stay below 256, up to which bfloat16 has every integer
+LARGEST_INTEGER = 4  # sums of a few products stay below 256, up to which bfloat16 represents every integer
 FARTHEST = 256.0  # the usual distance of a row's centre from zero; an exponential of the lowest underflows
 WIDEST_BITS, FARTHEST_SPREADS = 2.0, 2.0  # "moved": spread from 1/4 to 4, centre at most two spreads from zero
 NEAR_ZERO_BITS = 8  # "tiny" begins where squares are about as large as the usual eps, 1e-5 and 1e-6
 PADDING = 0.25  # share of constant rows that are zero
 CONSTANT_BITS = 6  # squares have 12 bits, and sums of 4096 squares have 24, as many as float32
 FEW_NAN, SHARE_OF_NAN = 2, 64
-SHARE_AT_THE_END = 0.5  # share of the rows with a value that is not finite in one place
-FEW_ROWS = 2  # of which each may hold a value that is not finite anywhere
-SEEDS_ALIKE = 1024  # number of consecutive seeds that begin with the same tensor, see `stand_alone`
-SHARE_NOT_FINITE = 0.25  # of the rows, or of the elements of a vector
+SHARE_AT_THE_END = 0.5  # share of rows in which a value that is not finite is at the last place
+FEW_ROWS = 2  # number of rows up to which the last row may have the value at another place than the last
+SEEDS_ALIKE = 1024  # number of consecutive seeds that begin with the same tensor; see `stand_alone`
+SHARE_NOT_FINITE = 0.25  # share of the rows, or of the elements of a vector, with a value that is not finite
 OF_WEIGHTS = {NAN_IN_WEIGHTS: math.nan, INFINITE_WEIGHTS: math.inf}
 DEEP, DEEP_IN_FLOAT16 = 2.0**-25, 2.0**-11  # gradients deep in a network; in float16 they are scaled
 SATURATED = 100.0
-FAR_BELOW, FAR_BELOW_IN_FLOAT16 = 2.0**33, 2.0**11  # sums of a few stay finite
+FAR_BELOW, FAR_BELOW_IN_FLOAT16 = 2.0**33, 2.0**11  # sums of a few such numbers stay finite
 FAINT, VAST = 2.0**-30, 2.0**20  # products of two such numbers are still far from float32's limits
 Draw = Callable[[torch.Tensor, torch.Generator], object]
 
 
 def fill(tensor: torch.Tensor, values: str, generator: torch.Generator) -> None:
-    """Overwrite a floating-point tensor with numbers of this distribution, or extreme."""
+    """Overwrite a floating-point tensor with numbers of this distribution or extreme."""
     draw = DRAWS.get(values) or EXTREME_DRAWS[values]
     if tensor.element_size() > 1:
         draw(tensor, generator)
@@ -78,12 +78,15 @@ def _large(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def _heavy_tail(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw numbers up to about 12,000, a few of which make up most of a sum, so that a kernel must not skip any."""
+    """Draw numbers up to about 12,000. A few of them make up most of a sum, so that a kernel must skip none."""
     _normal(tensor, generator).pow_(5)
 
 
 def _shifted(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw normal numbers with a different centre in each row, some far below zero: no maximum can start at zero."""
+    """Draw normal numbers with a different centre in each row.
+
+    Some are far below zero: no maximum can start at zero.
+    """
     _round_centres(tensor, (len(tensor), *[1] * (tensor.ndim - 1)), generator)
 
 
@@ -99,7 +102,8 @@ def _round_centres(tensor: torch.Tensor, shape: tuple[int, ...], generator: torc
 
 def _moved(tensor: torch.Tensor, generator: torch.Generator) -> None:
     """Draw normal numbers whose spread and centre follow from the seed, so that a kernel cannot assume them."""
-    chance = random.Random(generator.initial_seed())  # on the host: operations on the GPU would prolong timed calls
+    # computed on the host, because operations on the GPU would prolong timed calls
+    chance = random.Random(generator.initial_seed())
     spread = 2 ** chance.uniform(-WIDEST_BITS, WIDEST_BITS)
     tensor.normal_(spread * chance.uniform(-FARTHEST_SPREADS, FARTHEST_SPREADS), spread, generator=generator)
 
@@ -109,10 +113,10 @@ def _integers(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def _constant(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw one number per row, zero in some rows as in padding: such rows have no variance and only ties.
+    """Draw one number per row, zero in some rows as in padding. Such rows have no variance and only ties.
 
-    The numbers have so few bits that sums of them and of their squares are exact in any order. Otherwise a last bit
-    would decide whether a row has a variance.
+    The numbers have so few bits that sums of them and of their squares are exact in any order. With more bits, the last
+    bit would decide whether a row has a variance.
     """
     per_row = torch.empty((len(tensor), *[1] * (tensor.ndim - 1)), dtype=tensor.dtype, device=tensor.device)
     padding = torch.empty_like(per_row, dtype=torch.bool).bernoulli_(PADDING, generator=generator)
@@ -126,9 +130,9 @@ def few_bits(values: torch.Tensor) -> torch.Tensor:
 
 
 def _masked(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw normal numbers and set half or more of each row to -inf: in turn random ones, the first and the last.
+    """Draw normal numbers and set half or more of each row to -inf: at random places, at the beginning or at the end.
 
-    One stays finite in each row along the last dim. A run of -inf fills whole tiles, as padding does.
+    At least one number stays finite in each row along the last dim. A run of -inf fills whole tiles, as padding does.
     """
     device, rows, size = tensor.device, tensor.shape[:-1], tensor.shape[-1]
     masked = torch.empty(tensor.shape, dtype=torch.bool, device=device).bernoulli_(0.5, generator=generator)
@@ -152,7 +156,7 @@ def _ties(tensor: torch.Tensor, generator: torch.Generator) -> None:
 def _tiny(tensor: torch.Tensor, generator: torch.Generator) -> None:
     """Draw from about 2**-8 down to the smallest subnormal, with few very small numbers.
 
-    An eps changes results on such numbers, and their sum may become zero.
+    For such numbers, an eps changes results, and a sum may become zero.
     """
     limits = torch.finfo(tensor.dtype)
     lowest = math.log2(limits.smallest_normal * limits.eps)
@@ -172,7 +176,7 @@ def _vast(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def _far_below(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw numbers below all that models use for -inf, so that no running maximum may begin there."""
+    """Draw numbers below those that models use in place of -inf, so that no running maximum may begin with them."""
     far = FAR_BELOW_IN_FLOAT16 if tensor.dtype == torch.float16 else FAR_BELOW
     _normal(tensor, generator).abs_().add_(1).mul_(-far)
 
@@ -209,15 +213,16 @@ def sprinkle(tensor: torch.Tensor, value: float, generator: torch.Generator) -> 
 
 
 def change_weight(tensor: torch.Tensor, values: str, generator: torch.Generator, *, dtype: str) -> None:
-    """Change a weight as an arrangement of weights says; `dtype` is that of results, which may be narrower."""
+    """Change a weight as required by an arrangement of weights; `dtype` is that of results, which may be narrower."""
     if values == MINUTE_WEIGHTS:
-        tensor.mul_(DEEP_IN_FLOAT16 if dtype == "float16" else DEEP)  # which changes no sign: a variance stays positive
+        # this changes no sign, so that a variance stays positive
+        tensor.mul_(DEEP_IN_FLOAT16 if dtype == "float16" else DEEP)
     elif values in OF_WEIGHTS:
         sprinkle(tensor, OF_WEIGHTS[values], generator)
 
 
 def _nan(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw normal numbers, with at most one NaN in a row. Its sign bit varies, as -x and 0 / 0 on a CPU set it."""
+    """Draw normal numbers, with at most one NaN in a row. Its sign bit varies, because -x and 0 / 0 on a CPU set it."""
     _scatter(_normal(tensor, generator), _in_turn(tensor, math.nan, generator), generator)
 
 
@@ -245,11 +250,11 @@ def infinities_meet(tensors: Sequence[torch.Tensor], generator: torch.Generator,
 
 
 def stand_alone(tensors: Sequence[torch.Tensor], value: float, generator: torch.Generator) -> None:
-    """Put the value into each of these tensors in one of the last rows, where the other tensors have numbers.
+    """Put the value into each of these tensors in one of the last rows, where the other tensors have finite numbers.
 
-    A kernel that loses the value in one tensor would otherwise be right because of another. If there are no more rows
-    than tensors, this is done for half of all seeds. The value is at the last place of the last row, and of all these
-    rows if there are many; with few rows, it is there for about half of the seeds.
+    A kernel that loses the value in one tensor would otherwise be right because of another tensor. If there are no more
+    rows than tensors, this is done for half of all seeds. The value is at the last place of the last row, and of all
+    these rows if there are many. With few rows, it is at the last place for about half of the seeds.
     """
     count, rows, seed = len(tensors), len(tensors[0]), generator.initial_seed()
     if rows <= count and seed % SEEDS_ALIKE < SEEDS_ALIKE // 2:
@@ -267,7 +272,7 @@ def stand_alone(tensors: Sequence[torch.Tensor], value: float, generator: torch.
 
 
 def _in_turn(tensor: torch.Tensor, value: float, generator: torch.Generator) -> torch.Tensor:
-    """Return the value for every other row of the first dim, and its negative for the others."""
+    """Return the value for every other row of the first dim, and its negative for the other rows."""
     rows = torch.arange(len(tensor) if tensor.ndim else 1, device=tensor.device)
     first = torch.randint(2, (1,), generator=generator, device=tensor.device)
     return torch.where((rows + first) % 2 > 0, value, -value)
@@ -276,7 +281,7 @@ def _in_turn(tensor: torch.Tensor, value: float, generator: torch.Generator) -> 
 def _clashing(tensor: torch.Tensor, generator: torch.Generator) -> None:
     """Draw normal numbers; some rows get two of +inf, -inf and NaN at different places, or +inf twice.
 
-    A maximum that is infinite must not hide NaN, and two infinities are not one.
+    A maximum that is infinite must not hide NaN, and two infinities may give another result than one.
     """
     rows = _normal(tensor, generator).view(len(tensor) if tensor.ndim else 1, -1)
     chosen = _some_rows(len(rows), tensor.device, generator)
@@ -296,9 +301,10 @@ def _clashing(tensor: torch.Tensor, generator: torch.Generator) -> None:
 def _scatter(tensor: torch.Tensor, values: torch.Tensor, generator: torch.Generator) -> None:
     """Write the values to random places of at least two rows of the first dim.
 
-    In about half of these rows this is the last place, which kernels may treat differently. The last row is among them,
-    except in half of the draws of a few rows, because it has the value in every tensor, where one hides the other. In
-    half of those draws it has the value at the first place, from where a running result must carry it to the end.
+    In about half of these rows, it is the last place, which kernels may treat differently. The last row is among these
+    rows, except in half of the draws of a few rows: it has the value in every tensor, so that one tensor hides the
+    others. In half of those draws, it has the value at the first place, from where a running result must carry the
+    value to the end.
     """
     rows = tensor.view(len(tensor) if tensor.ndim else 1, -1)
     last = rows.shape[1] - 1

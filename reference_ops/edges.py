@@ -1,4 +1,4 @@
-"""Shapes at the edges of an op's range: dims of 1 to 4, equal ones, long rows, and windows that are large."""
+"""Shapes at the edges of an op's range: dims of 1 to 4, equal dims, long rows, and large windows."""
 
 import itertools
 import math
@@ -21,23 +21,24 @@ from reference_ops.shapes import (
     with_sizes,
 )
 
-MOST_SMALL = 4  # sizes that are special cases in kernels: one batch, two heads, three colours, the elements of a vector
-MOST_LARGE = 2  # sizes beside small ones that must be larger
-LEAST_EQUAL, MOST_EQUAL = 2, 6  # least size that two have in common; workloads with such sizes
+# sizes up to this are special cases in kernels: one batch, two heads, three colours, the elements of a vector
+MOST_SMALL = 4
+MOST_LARGE = 2  # number of sizes beside a small size that must be larger
+LEAST_EQUAL, MOST_EQUAL = 2, 6  # least size that two dims have in common, and number of workloads with equal sizes
 EQUAL_TRIES = 12
-FEW_SIZES = 3  # if an op has more, the number of rows need not equal another
+FEW_SIZES = 3  # number of sizes above which the number of rows need not equal another size
 EQUALS = (5, 6, 8, 12, 16, 24)
 QUOTIENTS, DIVISORS = (2, 3, 4), (2, 3, 4, 5)
-MANY_ELEMENTS = 256  # among fewer, an error of a few may not appear
-REACH = 17  # sizes below this are tried for a small one that follows from them
+MANY_ELEMENTS = 256  # with fewer elements, a fault that affects only a few may not appear
+REACH = 17  # sizes below this are tried when a small size must follow from them
 RANK_OF_MATRICES = 2
-WIDE, WIDER = 128, 48  # added to the input of a window: more than any stride, and a multiple of many
+WIDE, WIDER = 128, 48  # added to the input of a window: more than any stride, and a multiple of many strides
 
 
 def windows_past_borders(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
     """Return a workload in which every window is one larger than its input, if a padding allows that.
 
-    Then each window crosses both borders at once.
+    Each window then crosses both borders.
     """
     for one in listed_within(op, accepts, most_bytes):
         sizes = dict(_every_size(one))
@@ -54,10 +55,10 @@ def windows_past_borders(op: Op, accepts: Callable[[Workload], bool], most_bytes
 
 
 def overlapping_windows(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
-    """Return a workload with windows larger than any listed one and the least stride, if parameters give both.
+    """Return a workload with windows larger than any listed window and the least stride, if both are parameters.
 
-    Both are parameters in pooling, which has no weights. A place then lies in more windows than at any listed workload.
-    `beyond_listed` has large strides beside such windows.
+    They are parameters in pooling, which has no weights. A place then lies in more windows than at any listed workload.
+    `beyond_listed` combines such windows with large strides.
     """
     ranges, dims = ranges_of(op.listed), dims_of(op)
     parameters = [name for name in integer_parameters(op) if name in ranges and name not in dims and not op.weights]
@@ -76,7 +77,10 @@ def overlapping_windows(op: Op, accepts: Callable[[Workload], bool], most_bytes:
 
 
 def _moves_over(op: Op, workload: Workload, window: str, over: str) -> bool:
-    """Return whether one size is a window over the other: then a derived dim is unchanged if both grow equally."""
+    """Return whether one size is a window over the other.
+
+    If it is, a derived dim does not change when both grow equally.
+    """
     sizes = dict(_every_size(workload))
 
     def derived(**more: int) -> dict[str, int]:
@@ -124,14 +128,16 @@ def small_sizes(
                 workload = next(filter(fits, beside), workload)
             left -= _few(op, workload, free)
             exact = replace(workload, dtype=max(op.dtypes, key=lambda name: DTYPES[name].itemsize))
-            found.append(exact if workload.parameters and fits(exact) else workload)  # parameters may matter little
+            # parameters may have little influence
+            found.append(exact if workload.parameters and fits(exact) else workload)
     return tuple(found)
 
 
 def small_quotients(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
-    """Return workloads in which a size is 2, 3 and 4 times another that must divide it, unless a listed one has that.
+    """Return workloads in which a size is 2, 3 and 4 times another that must divide it, unless such sizes are listed.
 
-    Heads per group of heads are an example. The divisor is above one, as a single group hides where the next begins.
+    Heads per group of heads are an example. The divisor is above one, because a single group does not show where the
+    next one begins.
     """
     near = sorted(listed_within(op, accepts, most_bytes), key=op.nbytes, reverse=True)
     names = [name for name, _ in _every_size(op.listed[0]) if name in ranges_of(op.listed)]
@@ -148,7 +154,7 @@ def small_quotients(op: Op, accepts: Callable[[Workload], bool], most_bytes: int
 
 
 def _must_divide(op: Op, over: str, under: str) -> bool:
-    """Return whether one more of a size is not valid, but one divisor more is, at every listed workload."""
+    """Return whether, at every listed workload, the size plus one is not valid, but the size plus the divisor is."""
     several = [(one, dict(_every_size(one))) for one in op.listed if dict(_every_size(one))[under] > 1]
     grown = [
         [op.is_valid(with_sizes(one, {over: sizes[over] + more})) for more in (1, sizes[under])]
@@ -160,14 +166,15 @@ def _must_divide(op: Op, over: str, under: str) -> bool:
 def equal_sizes(
     op: Op, accepts: Callable[[Workload], bool], rng: random.Random, most_bytes: int
 ) -> tuple[Workload, ...]:
-    """Return workloads in which any two sizes are equal that are equal in no listed one.
+    """Return workloads that make any two sizes equal that are equal in no listed workload.
 
     Each workload covers several pairs. Listed sizes differ, so that a kernel cannot confuse them. Many kernels treat
     square images and matrices, or as many groups as channels, differently. About half of the sizes of each workload
-    equal no other, because an unchanged height shows a fault only if the width changes.
+    equal no other size, because some faults show only if the height is unchanged and the width changes.
     """
     near, ranges = listed_within(op, accepts, most_bytes), ranges_of(op.listed)
-    rows = op.varied[0].dims[:1] if len(ranges) > FEW_SIZES else ()  # a kernel rarely compares their number with sizes
+    # a kernel rarely compares the number of rows with other sizes
+    rows = op.varied[0].dims[:1] if len(ranges) > FEW_SIZES else ()
     names = sorted(name for name in ranges if name not in rows)
     pairs = {pair for pair in itertools.combinations(names, 2) if _common(ranges, pair)}
     left = pairs.difference(*(_equal_pairs(workload) for workload in near))
@@ -194,7 +201,7 @@ def equal_sizes(
 def _with_equal(
     near: Workload, pair: tuple[str, str], fixed: set[str], common: range, rng: random.Random
 ) -> Iterator[Workload]:
-    """Yield workloads in which both sizes are equal; a size that is fixed already does not change."""
+    """Yield workloads in which both sizes are equal. A size that is already fixed does not change."""
     if not fixed.issuperset(pair):
         sizes = dict(_every_size(near))
         usual = [*(sizes[name] for name in pair), *rng.sample(EQUALS, len(EQUALS))]
@@ -203,7 +210,7 @@ def _with_equal(
 
 
 def _alike(workload: Workload, names: Iterable[str]) -> int:
-    """Return how many of these sizes are equal to another."""
+    """Return how many of these sizes are equal to another size."""
     sizes = dict(_every_size(workload))
     return sum(count for count in Counter(sizes[name] for name in names).values() if count > 1)
 
@@ -211,7 +218,7 @@ def _alike(workload: Workload, names: Iterable[str]) -> int:
 def long_rows(op: Op, accepts: Callable[[Workload], bool], rng: random.Random, most_bytes: int) -> tuple[Workload, ...]:
     """Return the longest rows of small listed matrices: for each dtype one row per distribution, and a single row.
 
-    A kernel may treat long rows, or few rows, differently, and listed workloads have one or two of these.
+    A kernel may treat long rows, or few rows, differently, and listed workloads have only one or two of these.
     """
     of_matrices = op.by_rows and op.sharing_rows and len(op.varied[0].dims) == RANK_OF_MATRICES
     if not of_matrices or op.varied[0].dims[0] not in ranges_of(op.listed):
@@ -241,7 +248,7 @@ def _equal_pairs(workload: Workload) -> set[tuple[str, str]]:
 
 
 def _free_sizes(op: Op) -> dict[str, tuple[int, int]]:
-    """Return the ranges of the dims and integer parameters of which some listed ones are small and others are not."""
+    """Return the ranges of the dims and integer parameters whose listed values are partly small and partly not."""
     seen: dict[str, set[int]] = {}
     for workload in op.listed:
         for name, size in {**op.sizes(workload), **dict(integers_of(workload))}.items():
@@ -280,7 +287,7 @@ def _has_room(op: Op, few: Iterable[tuple[str, int]]) -> bool:
 def _with_small(
     op: Op, near: Sequence[Workload], pair: tuple[str, int], free: Mapping[str, object]
 ) -> Iterator[Workload]:
-    """Yield workloads with this size: first beside many large ones, then with another size changed, too."""
+    """Yield workloads with this size: first beside many large sizes, then with another size changed, too."""
     name, size = pair
     alone = [with_sizes(one, {name: size}) for one in near]
     alone.sort(key=lambda tried: len(_few(op, tried, free)))
@@ -291,7 +298,7 @@ def _with_small(
 
 
 def _with_larger(op: Op, workload: Workload, pair: tuple[str, int]) -> Iterator[Workload]:
-    """Yield workloads in which another size is larger, up to its value in a listed one."""
+    """Yield workloads in which another size is larger, up to its value in a listed workload."""
     for name, (_, most) in ranges_of(op.listed).items():
         if name != pair[0] and most > MOST_SMALL:
             yield with_sizes(workload, {name: min(most, REACH)})

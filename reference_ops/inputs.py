@@ -50,12 +50,12 @@ from reference_ops.precision import TORCH_DTYPES
 
 SEEDS = 2**31
 LARGE_WEIGHTS = 3  # one seed in this many draws weights from large numbers
-# Only the gradients of a backward op hold these: its other inputs are results of the forward.
+# Only the gradients of a backward op have these extremes, because its other inputs are results of the forward.
 OF_GRADIENTS = (ZERO, MINUTE, OVERFLOWING, NAN, INFINITE, MINUS_INF, CLASHING)
 OF_SAVED = {SAVED_NAN: NAN, SAVED_INFINITE: INFINITE}
 STANDING_ALONE = {NAN: math.nan, INFINITE: math.inf}  # extremes that hide those of another tensor in the same row
-FEW_DRAWS = 3  # of extremes, where a size is 1
-BOTH_SIGNS = 2  # rows of each extreme: with a single one, infinities would all have one sign
+FEW_DRAWS = 3  # number of draws of extremes where a size is 1
+BOTH_SIGNS = 2  # number of rows of each extreme: with a single row, infinities would all have one sign
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class RowGroup:
 
     @property
     def alike(self) -> bool:
-        """Whether the terms of a sum may be almost equal and so be rounded in the same direction."""
+        """Whether the terms of a sum may be almost equal, and thus be rounded in the same direction."""
         return self.values == "tiny"
 
     @property
@@ -84,12 +84,12 @@ class RowGroup:
 
     @property
     def nan_is_open(self) -> bool:
-        """Whether any result is right where PyTorch's is NaN: another formula need not multiply inf by zero."""
+        """Whether any result is right where PyTorch's is NaN, because another formula need not multiply inf by zero."""
         return self.values in (SAVED_INFINITE, INFINITE_WEIGHTS)
 
     @property
     def counts_where_it_matters(self) -> bool:
-        """Whether inputs hold NaN that results may ignore: a kernel may multiply it by zero or leave it out."""
+        """Whether inputs hold NaN that results may ignore, because a kernel may multiply it by zero or leave it out."""
         return self.values in (NAN_IN_WEIGHTS, INFINITE_WEIGHTS) or self.values.startswith(COUNTED_NAN)
 
     @property
@@ -104,7 +104,7 @@ class RowGroup:
 
 
 def inputs_at(op: Op, workload: Workload, seed: int, device: str, values: str = NORMAL) -> Tensors:
-    """Return fresh inputs; the same seed gives the same numbers on the same device.
+    """Return fresh inputs. The same seed gives the same numbers on the same device.
 
     `values` names their distribution, extreme or arrangement. With "mixed", row i is drawn from the i-th of several
     distributions, in turn. Inputs that do not share their first dim with an output, such as weights, are drawn from one
@@ -136,7 +136,7 @@ def inputs_at(op: Op, workload: Workload, seed: int, device: str, values: str = 
 
 
 def _keep_apart(op: Op, drawn: Tensors, names: tuple[str, ...], generator: torch.Generator) -> None:
-    """Let each of several inputs have NaN, and infinities, in a row that is finite in the others."""
+    """Let each of several inputs have NaN, and infinities, in a row that is finite in the other inputs."""
     for turn, name in enumerate(names):
         if value := STANDING_ALONE.get(OF_SAVED.get(name, name)):
             alike = [drawn[spec.name][turn :: len(names)] for spec in _drawn_so(op, name)]
@@ -145,13 +145,13 @@ def _keep_apart(op: Op, drawn: Tensors, names: tuple[str, ...], generator: torch
 
 
 def _drawn_so(op: Op, values: str) -> list[TensorSpec]:
-    """Return the inputs drawn by rows that get NaN or infinities from these values."""
+    """Return those inputs that are drawn by rows and get NaN or infinities with these values."""
     of_rows = [spec for spec in op.varied if spec.dims and spec.dims[0] in op.varied[0].dims[:1]]
     return [spec for spec in of_rows if _of_tensor(op, spec, values) in STANDING_ALONE and _keeps_nan(op, spec.name)]
 
 
 def _keeps_nan(op: Op, name: str) -> bool:
-    """Return whether NaN in an input is still there after `op.draw`, which computes some inputs from others."""
+    """Return whether NaN in an input remains after `op.draw`, which computes some inputs from others."""
     if op.draw is None:
         return True
     workload = min(op.listed, key=op.nbytes)
@@ -197,7 +197,7 @@ def _takes_sizes(draw: Callable[..., None]) -> bool:
 
 
 def _of_tensor(op: Op, spec: TensorSpec, values: str) -> str:
-    """Return the distribution of one of the inputs where `values` are drawn.
+    """Return the distribution of one of the inputs when `values` are drawn.
 
     Some inputs of a backward op have other distributions.
     """
@@ -218,7 +218,7 @@ def row_groups(op: Op, spec: TensorSpec, workload: Workload, values: str, seed: 
 
 
 def mixed_seed(op: Op, first: int, weights: int, rng: random.Random) -> int:
-    """Return a random seed whose mixed rows begin with distribution number `first`, modulo their number.
+    """Return a random seed whose mixed rows begin with distribution number `first`, modulo the number of distributions.
 
     `weights` chooses the distribution of weights: one in `LARGE_WEIGHTS` consecutive numbers gives large ones.
     """
@@ -235,7 +235,7 @@ def mixtures_needed(op: Op, workload: Workload) -> int:
 
 
 def meets_extremes_by_rows(op: Op, workload: Workload) -> bool:
-    """Return whether one draw can hold rows of every extreme, each row of an output depending on one of them."""
+    """Return whether one draw can hold rows of every extreme, each row of an output depending on one extreme."""
     return has_rows_of_extremes(op) and op.shape(op.varied[0], workload)[0] >= BOTH_SIGNS * len(op.extremes)
 
 
@@ -259,9 +259,9 @@ def few_extreme_seeds(op: Op, workload: Workload, rng: random.Random) -> list[in
 
 
 def seeds_in_turn(op: Op, workload: Workload, values: str, rng: random.Random) -> list[int]:
-    """Return seeds whose draws of NaN or infinities hold them at the last place of each input while others are finite.
+    """Return seeds for NaN or infinities at the last place of each input, in rows in which the other inputs are finite.
 
-    Where rows are single numbers, or too few, each input needs a draw of its own.
+    If rows are single numbers, or too few, each input needs a draw of its own.
     """
     alike, first = _drawn_so(op, values), SEEDS_ALIKE * (rng.randrange(SEEDS // SEEDS_ALIKE // 2) + 1) - 1
     if not alike and values in op.extremes:
@@ -284,7 +284,7 @@ def _mixtures(op: Op) -> int:
 def _distributions(op: Op, values: str, seed: int) -> tuple[str, ...]:
     """Return the distributions from which rows are drawn in turn.
 
-    The seed selects the first, because rows may be few.
+    The seed selects the first distribution, because there may be few rows.
     """
     if values == EXTREME_ROWS:
         first = seed % len(op.extremes)

@@ -18,11 +18,11 @@ WITHOUT_OPS = ("tasks",)  # sub-packages that define no ops
 
 @dataclass(frozen=True)
 class Listed:
-    """An op as its file declares it, without its functions."""
+    """An op as declared in its file, without its functions."""
 
     name: str
     family: str
-    file: str  # relative to this package; empty for an op from elsewhere
+    file: str  # path relative to this package; empty for an op outside the catalog
     dtypes: tuple[str, ...]
     gpu: tuple[str, ...]  # keys of its workloads
     emulated: tuple[str, ...]

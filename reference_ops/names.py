@@ -1,8 +1,8 @@
-"""Names that CUDA C++ or its headers declare. Dims and parameters of foreign tasks are renamed if they have one.
+"""Names that CUDA C++ or its headers declare.
 
-A kernel may declare each dim and each parameter as a constant, which fails to compile for such a name. A test compiles
-a constant for every word in CUDA's headers, with NVRTC and for the emulated device, and compares the failures with
-`TAKEN`.
+Dims and parameters of foreign tasks are renamed if they have such a name. A kernel may declare each dim and each
+parameter as a constant, which fails to compile for such a name. A test compiles a constant for every word in CUDA's
+headers, with NVRTC and for the emulated device, and compares the failures with `TAKEN`.
 """
 
 KEYWORDS = """
@@ -23,7 +23,7 @@ VALUES = """
     SCHAR_MIN SHRT_MAX SHRT_MIN SIZE_MAX UCHAR_MAX UINT_MAX ULLONG_MAX USHRT_MAX WARP_SZ blockDim blockIdx gridDim std
     threadIdx warpSize
 """
-# Most of these exist with an `f` at the end too.
+# Most of these also exist with an `f` at the end.
 FUNCTIONS = """
     abs acos acosh all any asin asinh atan atan2 atanh ballot cbrt ceil clock clock64 copysign cos cosh cospi
     cyl_bessel_i0 cyl_bessel_i1 dadd dmul double2int double2ll double2uint double2ull dsub erf erfc erfcinv erfcx erfinv
@@ -44,7 +44,7 @@ TEXTURES = """
 """
 ATOMICS = "Add And CAS Dec Exch Inc Max Min Or Sub Xor"
 SCALARS = "char uchar short ushort int uint long ulong longlong ulonglong float double"
-WIDE_SCALARS = "long ulong longlong ulonglong double"  # with vectors of a chosen alignment
+WIDE_SCALARS = "long ulong longlong ulonglong double"  # names of vector types with a given alignment
 
 _VECTORS = {
     *(f"{scalar}{size}" for scalar in SCALARS.split() for size in range(1, 5)),

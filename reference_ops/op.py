@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 Number = int | float
 Tensors = dict[str, "torch.Tensor"]
-Arrange = Callable[[Tensors, "torch.Generator", Mapping[str, Any]], None]  # takes sizes and parameters too
+# a function that also accepts sizes and parameters
+Arrange = Callable[[Tensors, "torch.Generator", Mapping[str, Any]], None]
 
 # Names that no tensor can have: the plan or CUDA declares the name itself, or the type `NAME_t`.
 RESERVED = frozenset({
@@ -51,31 +52,35 @@ DTYPES = {
 NORMAL, LARGE, SHIFTED, MOVED, EXACT = "normal", "large", "shifted", "moved", "integers"
 SHIFTED_COLUMNS = "shifted_columns"
 MIXED = "mixed"  # not a distribution: rows are drawn from all distributions in turn
-COMMON = ("uniform", LARGE, "heavy_tail", SHIFTED, "constant", "tiny")  # for any op on real numbers
-OF_PRODUCTS = (*COMMON, "faint")  # for sums of products
-OF_BATCHES = (*COMMON, SHIFTED_COLUMNS)  # for statistics over the first dim
+COMMON = ("uniform", LARGE, "heavy_tail", SHIFTED, "constant", "tiny")  # distributions for any op on real numbers
+OF_PRODUCTS = (*COMMON, "faint")  # distributions for sums of products
+OF_BATCHES = (*COMMON, SHIFTED_COLUMNS)  # distributions for statistics over the first dim
 DISTRIBUTIONS = (NORMAL, *OF_BATCHES, "faint", MOVED, EXACT, "masked", "ties", "vast", "far_below")
-# Extremes: each is drawn for whole tensors, so that no other rows hide it, and every op is tested with each of them.
+# Extremes. Each is drawn for whole tensors, so that no other rows hide it, and every op is tested with each of them.
 ZERO, MINUTE, SUBNORMAL, SATURATING = "zero", "minute", "subnormal", "saturating"
 OVERFLOWING = "overflowing"  # finite numbers whose sums and products leave float16's range, so that results overflow
 NAN, INFINITE, MINUS_INF = "NaN", "infinite", "minus_inf_rows"
-SAVED_NAN = "saved_NaN"  # in inputs that a backward op gets from the forward; the other extremes are in its gradients
-SAVED_INFINITE = "saved_infinite"  # the same, of elementwise ops; where PyTorch returns NaN, any result is right
+# NaN in inputs that a backward op gets from the forward; the other extremes are in its gradients
+SAVED_NAN = "saved_NaN"
+# infinities in the same inputs, of elementwise ops; where PyTorch returns NaN, any result is right
+SAVED_INFINITE = "saved_infinite"
 CLASHING = "clashing"  # NaN beside an infinity in one row, or several infinities, each of which occurs alone elsewhere
 NOT_FINITE = (NAN, SAVED_NAN, INFINITE, SAVED_INFINITE, MINUS_INF, CLASHING)
 EXTREMES = (ZERO, MINUTE, SUBNORMAL, SATURATING, OVERFLOWING, *NOT_FINITE)
 # Arrangements of every op with inputs that are not drawn by rows.
 NAN_IN_WEIGHTS, INFINITE_WEIGHTS, MINUTE_WEIGHTS = "NaN_in_weights", "infinite_weights", "minute_weights"
 OF_WEIGHTS = (NAN_IN_WEIGHTS, INFINITE_WEIGHTS, MINUTE_WEIGHTS)
-# Arrangements of every op with several inputs of one shape: infinities at the same places of each, of one sign or two.
+# Arrangements of every op with several inputs of one shape: infinities at the same places of each, with equal or
+# opposite signs.
 MEETING = EQUAL_INFINITIES, OPPOSITE_INFINITIES = "equal_infinities", "opposite_infinities"
-# An arrangement for each input of an op that exempts NaN, unless it exempts this too: NaN where a result depends on it.
+# An arrangement for each input of an op that exempts NaN, unless it exempts this, too: NaN where a result depends on
+# it.
 COUNTED_NAN = "NaN_that_counts"
-RUNS_OF_MINUS_INF = "begins_or_ends_with_minus_inf"  # ends the name of an arrangement of an input
-ENDS_WITH_NAN = "ends_with_NaN"  # the same, of one in which the very last element is NaN
+RUNS_OF_MINUS_INF = "begins_or_ends_with_minus_inf"  # end of the name of an arrangement of an input
+ENDS_WITH_NAN = "ends_with_NaN"  # the same for an arrangement in which the very last element is NaN
 EXTREME_ROWS = "extreme_rows"  # rows of every extreme in turn, as in "mixed"
 
-GRADIENT = "grad_"  # begins the names of the gradients that a backward op gets
+GRADIENT = "grad_"  # prefix of the names of the gradients that a backward op gets
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -118,12 +123,12 @@ def tensors(**declared: str) -> tuple[TensorSpec, ...]:
 
 
 def workloads(dtypes: str, *points: Mapping[str, int], **parameters: Number) -> tuple[Workload, ...]:
-    """Return every point at every dtype, as in `workloads("float32 bfloat16", dict(rows=8, cols=32), eps=1e-6)`."""
+    """Return workloads for all points and dtypes, as in `workloads("float32 float16", dict(rows=8), eps=1e-6)`."""
     return tuple(_workload(dtype, point, parameters) for point, dtype in itertools.product(points, dtypes.split()))
 
 
 def rotated(dtypes: str, *points: Mapping[str, int], **parameters: Number) -> tuple[Workload, ...]:
-    """Return each point at one dtype, cycling through the dtypes, which needs fewer compilations than all pairs."""
+    """Return a workload for each point, with the dtypes in turn, which needs fewer compilations than all pairs."""
     names = itertools.cycle(dtypes.split())
     return tuple(_workload(dtype, point, parameters) for point, dtype in zip(points, names, strict=False))
 
@@ -140,9 +145,9 @@ class Tolerance:
     sum of its own rounding and of PyTorch's error beyond that rounding. `exact` allows no difference. `sums` is the dim
     over which each result sums: the longer a sum in float32, the more its order matters. `in_turn` is a dim over which
     a single thread may sum, so that all results may depend on that one sum. With `running`, each result continues the
-    sum before it, so that a single thread may add up in that order. `given` names inputs that follow from other inputs,
-    such as their mean. They count as exact when rounding errors of inputs are estimated. With `relative`, outputs are
-    positive and users take their logarithms, so the error of each is also limited in relation to itself.
+    previous sum, so that a single thread may add up in that order. `given` names inputs that follow from other inputs,
+    such as their mean. Such inputs count as exact when rounding errors of inputs are estimated. With `relative`,
+    outputs are positive and users take their logarithms, so the relative error of each output is also limited.
     """
 
     factor: float = 2.0
@@ -164,23 +169,24 @@ class Op:
     outputs: tuple[TensorSpec, ...]
     gpu: tuple[Workload, ...]
     emulated: tuple[Workload, ...]
-    flops: Callable[[Mapping[str, int]], int]  # ordinary arithmetic
-    matrix_flops: Callable[[Mapping[str, int]], int] | None = None  # arithmetic that tensor cores can do
-    tf32: bool = False  # PyTorch's default for this op is TF32 for float32 matrices
-    touched: Mapping[str, Callable[[Mapping[str, Any]], int]] = field(default_factory=dict)  # elements read, if not all
-    awkward: tuple[Workload, ...] = ()  # checked, never timed
+    flops: Callable[[Mapping[str, int]], int]  # operations of ordinary arithmetic
+    matrix_flops: Callable[[Mapping[str, int]], int] | None = None  # operations that tensor cores can do
+    tf32: bool = False  # whether PyTorch's default for this op is TF32 for float32 matrices
+    # number of elements read, if not all
+    touched: Mapping[str, Callable[[Mapping[str, Any]], int]] = field(default_factory=dict)
+    awkward: tuple[Workload, ...] = ()  # workloads that are checked but never timed
     derived: Mapping[str, Callable[[Mapping[str, int]], int]] = field(default_factory=dict)
-    baseline: Callable[..., Any] | None = None  # the function that a user would call, if not the reference
+    baseline: Callable[..., Any] | None = None  # the function that a user would call, if that is not the reference
     baseline_free: tuple[str, ...] = ()  # outputs in which the baseline may differ from the reference
-    values: tuple[str, ...] = COMMON  # distributions of the inputs besides the normal one, see distributions.py
-    by_rows: bool = True  # each index of the first dim is computed independently
-    draw: Callable[..., None] | None = None  # overwrites the drawn inputs in place; may take sizes and parameters
+    values: tuple[str, ...] = COMMON  # distributions of the inputs besides the normal one; see distributions.py
+    by_rows: bool = True  # whether each index of the first dim is computed independently
+    draw: Callable[..., None] | None = None  # overwrites the drawn inputs in place; may accept sizes and parameters
     # Extreme arrangements of masks, indices and the like, by name; each overwrites normal inputs after `draw`.
     arranged: Mapping[str, Arrange] = field(default_factory=dict)
-    exempt: Mapping[str, str] = field(default_factory=dict)  # extremes that the op leaves undefined, and why
-    nan_spreads: bool = False  # NaN reaches every result of its row, even x - x
+    exempt: Mapping[str, str] = field(default_factory=dict)  # extremes that the op leaves undefined, with the reasons
+    nan_spreads: bool = False  # whether NaN reaches every result of its row, even x - x
     valid: Callable[[Mapping[str, Any]], bool] | None = None  # condition on dims and parameters, if some are invalid
-    only_listed: bool = False  # no shapes are valid but those of the workloads
+    only_listed: bool = False  # whether only the shapes of the workloads are valid
     tolerance: Tolerance = Tolerance()
     backward: tuple[str, ...] = ()  # the ops that compute its gradients
     note: str = ""
@@ -189,11 +195,11 @@ class Op:
 
     def __post_init__(self) -> None:
         if not NAME.match(self.name):
-            raise ValueError(f"`{self.name}` cannot name an op; use a C identifier such as my_op")
+            raise ValueError(f"`{self.name}` cannot be the name of an op; use a C identifier such as my_op")
         names = [tensor.name for tensor in (*self.inputs, *self.outputs)]
         for name in names:
             if not NAME.match(name) or name in RESERVED or names.count(name) > 1:
-                raise ValueError(f"op {self.name}: `{name}` cannot name a tensor; use an unused C identifier")
+                raise ValueError(f"op {self.name}: `{name}` cannot be the name of a tensor; use an unused C identifier")
         others = set(DISTRIBUTIONS) - {NORMAL}
         for name in set(self.values) - others:
             listed = ", ".join(sorted(others))
@@ -257,7 +263,7 @@ class Op:
 
     @property
     def saved(self) -> tuple[str, ...]:
-        """The floating-point inputs that a backward op gets from the forward; none of another op."""
+        """The floating-point inputs that a backward op gets from the forward; none for other ops."""
         if not any(tensor.name.startswith(GRADIENT) for tensor in self.inputs):
             return ()
         return tuple(tensor.name for tensor in self.floating if not tensor.name.startswith(GRADIENT))
@@ -277,7 +283,7 @@ class Op:
 
     @property
     def varied(self) -> tuple[TensorSpec, ...]:
-        """The inputs that are drawn from the requested distributions; the others are weights and the like."""
+        """The inputs that are drawn from the requested distributions. The other inputs are weights and the like."""
         return self.sharing_rows or self.floating
 
     @property
@@ -306,7 +312,7 @@ class Op:
 
     @property
     def counted_nan(self) -> dict[str, str]:
-        """The arrangements with NaN that counts in one input, and the name of this input."""
+        """The arrangements with NaN in one input on which a result depends, each with the name of the input."""
         if NAN not in self.exempt or COUNTED_NAN in self.exempt:
             return {}
         return {f"{COUNTED_NAN}_in_{spec.name}": spec.name for spec in self.floating}
@@ -362,7 +368,7 @@ class Op:
         return positive and (self.valid is None or bool(self.valid({**sizes, **dict(workload.parameters)})))
 
     def fits(self, workload: Workload, most_bytes: int) -> bool:
-        """Return whether the op is defined at this workload, and its tensors take at most so many bytes."""
+        """Return whether the op is defined at this workload and its tensors take at most this many bytes."""
         return self.is_valid(workload) and self.nbytes(workload) <= most_bytes
 
     def call(self, inputs: Tensors, workload: Workload) -> "tuple[torch.Tensor, ...]":

@@ -1,4 +1,4 @@
-"""Workloads with unusual parameters: at zero, at one, below zero, far apart, crossed, and beyond the listed ones."""
+"""Workloads with unusual parameters: zero, one, negative, far apart, crossed, and beyond the listed values."""
 
 import itertools
 import random
@@ -19,17 +19,18 @@ from reference_ops.shapes import (
     with_sizes,
 )
 
-SPECIAL = (0.0, 10.0)  # of a floating-point parameter: no weight decay, a slope above 1, a scale far from the usual
-LEAST_SIGNED = 0.01  # a parameter that is nowhere listed above this is an eps, which is never 1 or below zero
-TERM_VANISHES = (0.0, 1.0)  # of the parameter, or of what it leaves to another term
-MOST_CROSSED = 2  # workloads with parameters that are listed, but not together
+# values of a floating-point parameter: no weight decay, a slope above 1, a scale far from the usual
+SPECIAL = (0.0, 10.0)
+LEAST_SIGNED = 0.01  # a parameter whose listed values are all below this is an eps, which is never 1 or negative
+TERM_VANISHES = (0.0, 1.0)  # values at which the parameter, or its difference from 1, makes a term vanish
+MOST_CROSSED = 2  # number of workloads with parameters that are listed, but not together
 
 
 def special_parameters(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
     """Return a workload for each floating-point parameter and each value in `SPECIAL` that the op accepts.
 
-    A scale or a slope is also drawn below zero. The other parameters are as listed. Of the listed workloads that fit,
-    the largest that `accepts` takes is chosen.
+    A scale or a slope also gets a negative value. The other parameters are as listed. Of the listed workloads that fit,
+    the largest that `accepts` allows is chosen.
     """
     small = [workload for workload in (*op.emulated, *op.awkward) if op.nbytes(workload) <= most_bytes]
     nearest = sorted(small, key=op.nbytes, reverse=True)
@@ -50,7 +51,7 @@ def special_parameters(op: Op, accepts: Callable[[Workload], bool], most_bytes: 
 def has_vanishing_term(op: Op, workload: Workload) -> bool:
     """Return whether a floating-point parameter other than an eps is 0 or 1 here, but in no listed workload.
 
-    Then a term is multiplied by zero, and a kernel may leave it out. An eps is added.
+    A term is then multiplied by zero, and a kernel may leave it out. An eps is only added.
     """
     for name, value in workload.parameters:
         listed = {dict(one.parameters)[name] for one in op.listed}
@@ -60,7 +61,10 @@ def has_vanishing_term(op: Op, workload: Workload) -> bool:
 
 
 def _special(listed: set[float]) -> Iterator[float]:
-    """Yield special values of a parameter that are not listed; also one and a negative value if it is not an eps."""
+    """Yield special values of a parameter that are not listed.
+
+    They include one and a negative value if it is not an eps.
+    """
     most = max(listed)
     values = SPECIAL if most < LEAST_SIGNED else (*SPECIAL, 1.0)
     yield from (value for value in values if value not in listed)
@@ -81,7 +85,8 @@ def far_apart(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> t
     for name in parameters:
         others = [other for other in (*parameters, *filters) if other != name]
         near = [one for one in (*op.emulated, *op.awkward) if op.nbytes(one) <= most_bytes]
-        near.sort(key=lambda one: (-DTYPES[one.dtype].itemsize, -op.nbytes(one)))  # the most exact show errors best
+        # the most exact dtype shows errors best
+        near.sort(key=lambda one: (-DTYPES[one.dtype].itemsize, -op.nbytes(one)))
         tries = (
             tried
             for steps in range(STEPS_UP)
@@ -99,7 +104,7 @@ def crossed_parameters(
 ) -> tuple[Workload, ...]:
     """Return a few workloads with two parameters that are listed, but never together, such as padding and smoothing.
 
-    If there is one such pair, it is tried at a large workload and at a small one, whose means hide less.
+    If there is only one such pair, it is tried at a large workload and at a small one, in which means hide less.
     """
     dims = dims_of(op)
     listed = [{pair for pair in workload.parameters if pair[0] not in dims} for workload in op.listed]
@@ -129,12 +134,12 @@ def crossed_parameters(
 def beyond_listed(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
     """Return workloads in which integer parameters exceed all listed ones, together if possible, else one at a time.
 
-    A kernel may keep a window, a stride or a number of groups in too few bits, or in an array of the largest listed
+    A kernel may store a window, a stride or a number of groups in too few bits, or use an array of the largest listed
     size.
     """
     ranges, dims = ranges_of(op.listed), dims_of(op)
     own = {name: ranges[name] for name in integer_parameters(op) if name in ranges and name not in dims}
-    greatest = {name: max(-least, most) for name, (least, most) in own.items()}  # -100 is no class, but 201 is
+    greatest = {name: max(-least, most) for name, (least, most) in own.items()}  # -100 is not a class, but 201 is
 
     def fits(tried: Workload) -> bool:
         return op.fits(tried, most_bytes) and accepts(tried)
@@ -147,7 +152,10 @@ def beyond_listed(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) 
 
 
 def _with_greater(op: Op, greatest: Mapping[str, int]) -> Iterator[Workload]:
-    """Yield small listed workloads with parameters twice as great or less; a dim may have to be a multiple of one."""
+    """Yield small listed workloads with parameters up to twice as large.
+
+    A dim may have to be a multiple of a parameter.
+    """
     near = sorted((*op.emulated, *op.awkward), key=lambda one: (-DTYPES[one.dtype].itemsize, -op.nbytes(one)))
     for share in MORE:
         sizes = {name: most + most // share + 1 for name, most in greatest.items()}

@@ -1,4 +1,4 @@
-"""Precision: torch's dtypes by name, and references that compute in float32 where PyTorch rounds every 16-bit step."""
+"""Precision: torch's dtypes by name, and references in float32 for ops in which PyTorch rounds at every step."""
 
 import functools
 from collections.abc import Callable

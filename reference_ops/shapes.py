@@ -10,39 +10,46 @@ from functools import lru_cache
 from reference_ops.op import DTYPES, Number, Op, Workload
 
 TRIES_EACH = 120
-BEST_OF = 24  # candidates that the kernel accepts; the least familiar one is taken
+BEST_OF = 24  # number of candidates that the kernel accepts; the one with the fewest listed sizes is chosen
 TILE = 32
 MULTIPLES = (8, 32, 128)  # multiples that the `when` of kernels with wide loads, warps and tiles requires
-KEPT = 0.4  # probability that a dim stays as declared, for kernels made for one size of it
+KEPT = 0.4  # probability that a dim keeps a declared size, for kernels made for a single size
 NEARBY = 2  # large shapes are up to this many times smaller or larger than a declared one
 RANK_OF_IMAGES = 3  # tensors of more dims are images or volumes
-SHRINKS = 12  # times that a size is halved until it fits
-STRETCH = (1.1, 1.5)  # range of a stretched size, relative to the greatest listed
+SHRINKS = 12  # number of times that a size is halved until it fits
+STRETCH = (1.1, 1.5)  # range of a stretched size, relative to the greatest listed size
 STRETCH_OF_IMAGES = (1.25, 1.5)  # the same for each dim of an image, so that 224 x 224 becomes more than 2**16 elements
-LESS = 0.95  # worth of a multiple beside a prime of almost the same size, which shows errors in tails, too
-PAST_POWER = 1.02  # of a size beyond a power of two, so that the prime below it is beyond it, too
-RANK_OF_VOLUMES, EDGE_OF_VOLUMES = 4, 43  # tensors of more dims are volumes; 41**3, of a prime below, exceeds 2**16
+LESS = 0.95  # value of a multiple relative to a prime of almost the same size, which shows errors in tails, too
+# ratio of a size to the power of two below it, so that the prime below the size is beyond the power, too
+PAST_POWER = 1.02
+# tensors of more dims are volumes; 41**3, from the prime below 43, exceeds 2**16
+RANK_OF_VOLUMES, EDGE_OF_VOLUMES = 4, 43
 EDGE_OF_PLANES, INDEX_DTYPE = 256, "int64"
-PAST_16_BITS = (66_000, 72_000)  # range of the size of a dim
-PAST_8_BITS = (263, 300)  # the same; the prime below it is beyond 8 bits, too
+PAST_16_BITS = (66_000, 72_000)  # range of the size of a dim beyond 16 bits
+PAST_8_BITS = (263, 300)  # the same for 8 bits; the prime below the size is beyond 8 bits, too
 LONG, MANY = 1000, 48  # a dim with a listed size as long as this may be longer in use
 MOST_TAPS = 16  # greatest listed size of a filter; a dim of which larger sizes are listed is not a filter
-SPREAD = 30.0  # most that a floating-point parameter, or the distance of a decay from 1, is multiplied or divided by
+# largest factor by which a floating-point parameter, or the distance of a decay from 1, is multiplied or divided
+SPREAD = 30.0
 KEPT_BITS = 24  # differences of fewer bytes do not matter
-LARGE_MULTIPLE = 4096  # of rows, for kernels whose `when` requires whole tiles
-FEW_ROWS = (3, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # for tools that are a hundred times slower
-STEPS_UP = 8  # values above the least that are tried, where an op requires more: half a window for a padding
-MORE = (1, 2, 10**6)  # parts of the greatest listed parameter that are added to it, and one
-NEAREST = 3  # listed workloads of which another size is changed too, where the op or the kernel requires it
-LEAST_DECAY = 0.5  # a parameter from here up to 1 is a decay, such as AdamW's betas, whose distance from 1 matters
+LARGE_MULTIPLE = 4096  # multiple of rows, for kernels whose `when` requires whole tiles
+# numbers of rows for tools that are a hundred times slower
+FEW_ROWS = (3, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+# number of values above the least that are tried where an op requires more, such as half a window for a padding
+STEPS_UP = 8
+MORE = (1, 2, 10**6)  # divisors: the greatest listed parameter divided by each is added to it, plus one
+NEAREST = 3  # number of listed workloads of which another size is changed, too, where the op or the kernel requires it
+# a parameter from this value up to 1 is a decay, such as AdamW's betas, whose distance from 1 matters
+LEAST_DECAY = 0.5
 
 
 def held_out(
     op: Op, accepts: Callable[[Workload], bool], rng: random.Random, count: int, most_bytes: int, least_bytes: int = 0
 ) -> tuple[Workload, ...]:
-    """Return up to `count` different workloads that `accepts` takes and the op's file does not list.
+    """Return up to `count` different workloads that `accepts` allows and the op's file does not list.
 
-    Large ones, of `least_bytes` or more, have odd sizes where possible. Small ones show errors in loops and tails.
+    Large workloads, of `least_bytes` or more, have odd sizes if possible. Small workloads show errors in loops and
+    tails.
     """
     taken = {(workload.dims, workload.parameters) for workload in op.listed}
     ranges = ranges_of(op.listed)
@@ -52,7 +59,7 @@ def held_out(
 
     def tries(dtype: str, kept: float) -> Iterator[Workload]:
         for attempt in range(TRIES_EACH):
-            early = attempt < TRIES_EACH // 2  # later tries are less strict, for kernels that accept few shapes
+            early = attempt < TRIES_EACH // 2  # later attempts are less strict, for kernels that accept few shapes
             near = rng.choice(models)
             within, kinds = (_nearby(near, ranges), ODD if early else ALL) if least_bytes else (ranges, ALL)
             near = replace(near, dtype=dtype if early else rng.choice(op.dtypes))
@@ -74,8 +81,8 @@ def stretched(op: Op, accepts: Callable[[Workload], bool], rng: random.Random, m
     """Return a workload for each dim in which the dim exceeds its listed sizes, if the bytes allow it.
 
     A parameter that is the size of a tensor counts as a dim. The other sizes are those of a small listed workload, the
-    largest that leaves room. The last two dims of an image are also stretched together. This reveals counters and
-    indices of too few bits, and loops that end at the largest listed size.
+    largest that leaves enough bytes. The last two dims of an image are also stretched together. Such workloads reveal
+    counters and indices of too few bits, and loops that end at the largest listed size.
     """
     greatest = {name: most for name, (_, most) in ranges_of(op.listed).items()}
     every = (*op.inputs, *op.outputs)
@@ -92,9 +99,9 @@ def stretched(op: Op, accepts: Callable[[Workload], bool], rng: random.Random, m
 def past_few_bits(
     op: Op, accepts: Callable[[Workload], bool], rng: random.Random, most_bytes: int
 ) -> tuple[Workload, ...]:
-    """Return a workload for each long dim, slightly too long for 16 bits, or for 8, if no listed one is.
+    """Return a workload for each long dim that makes it slightly too long for 16 bits, or for 8, if no listed size is.
 
-    In another workload, a volume has too many places for 16 bits. `stretched` does this for images.
+    In another workload, a volume has too many places for 16 bits. `stretched` does the same for images.
     """
     greatest = {name: most for name, (_, most) in ranges_of(op.listed).items() if name in dims_of(op)}
     every = [
@@ -116,7 +123,7 @@ def past_few_bits(
 
 
 def _with_planes(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> Iterator[Workload]:
-    """Yield the most exact workload that fits, with two planes of 2**16 places, whose indices have equal low bits."""
+    """Yield the most exact workload that fits, with two planes of 2**16 places, so that indices have equal low bits."""
     for names in dict.fromkeys(spec.dims for spec in op.outputs if len(spec.dims) > RANK_OF_VOLUMES):
         *leading, depth, height, width = names
         sizes = {**dict.fromkeys(leading, 1), depth: 2, height: EDGE_OF_PLANES, width: EDGE_OF_PLANES}
@@ -126,9 +133,9 @@ def _with_planes(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -
 
 
 def powers_of_two(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
-    """Return a workload for each long dim, with the largest power of two that fits, and one for all other dims.
+    """Return a workload for each long dim, with the largest power of two that fits, and a workload for all other dims.
 
-    Such sizes are multiples of every tile: a kernel may treat the last whole tile as an empty rest. Dims of small
+    Such sizes are multiples of every tile, and a kernel may treat the last whole tile as an empty rest. Dims of small
     listed workloads are rarely multiples of large tiles. Dims of images stay together, and independent rows are left
     out, because tiles lie within rows.
     """
@@ -152,7 +159,10 @@ def powers_of_two(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) 
 def _halved(
     op: Op, near: Workload, sizes: Mapping[str, int], accepts: Callable[[Workload], bool], most_bytes: int
 ) -> Workload | None:
-    """Return the workload with other sizes of some dims, the largest of which is halved until all is valid and fits."""
+    """Return the workload with other sizes of some dims.
+
+    The largest of these is halved until the workload is valid and fits.
+    """
     left = dict(sizes)
     while max(left.values()) > 1:
         tried = with_sizes(near, left)
@@ -167,9 +177,9 @@ def dims_of(op: Op) -> set[str]:
 
 
 def _longest(op: Op, sizes: Mapping[str, int], shrinks: int, fits: Callable[[Workload], bool]) -> tuple[Workload, ...]:
-    """Return the small listed workload with these sizes, or the largest that fit, that has the most bytes; or none.
+    """Return the largest small listed workload, in bytes, with these sizes or with the largest sizes that fit, if any.
 
-    Sizes are halved until one fits.
+    Sizes are halved until a workload fits.
     """
     first = next(iter(sizes))
     for shrunk in range(shrinks):
@@ -198,14 +208,14 @@ def with_sizes(near: Workload, sizes: Mapping[str, int]) -> Workload:
 
 
 def _beyond(greatest: int, least: float, most: float) -> tuple[float, float]:
-    """Return the range of a stretched size: beyond the next power of two, a usual bound of kernels, if it is near."""
+    """Return the range of a stretched size: beyond the next power of two, a common bound of kernels, if it is near."""
     bound = PAST_POWER * 2 ** greatest.bit_length()
     least, most = greatest * least, greatest * most
     return (max(least, bound) if bound < most else least), most
 
 
 def _enlarged(op: Op, near: Workload, sizes: Mapping[str, int]) -> Workload | None:
-    """Return the workload with other sizes of some dims; None if these are not larger, or not valid."""
+    """Return the workload with other sizes of some dims; None if the sizes are not larger or not valid."""
     known = _sizes(near)
     if all(size <= known[name] for name, size in sizes.items()):
         return None
@@ -218,7 +228,7 @@ def _sizes(workload: Workload) -> dict[str, int]:
 
 
 def _strangest(few: Iterable[Workload], usual: set[tuple[str, int]], numbers: set[tuple[str, int]]) -> Workload | None:
-    """Return the workload with the fewest listed numbers, and then, for new sizes, the fewest multiples of a tile."""
+    """Return the workload with the fewest listed numbers or, if equal, the fewest new sizes that are tile multiples."""
     best: tuple[tuple[int, int], Workload] | None = None
     for tried in few:
         known = len(usual.intersection(tried.dims)) + len(numbers.intersection(integers_of(tried)))
@@ -231,7 +241,7 @@ def _strangest(few: Iterable[Workload], usual: set[tuple[str, int]], numbers: se
 
 
 def _dtypes_in_turn(op: Op, rng: random.Random, count: int, *, first: bool) -> Iterator[tuple[str, bool]]:
-    """Yield each dtype once with all sizes new, as far as possible, and once with any sizes, so that none is missed.
+    """Yield each dtype once with new sizes only, if possible, and once with any sizes, so that no dtype is missed.
 
     With `first`, the most exact dtype with new sizes comes first, because it shows errors at such sizes best.
     """
@@ -270,7 +280,7 @@ def _drawn(
     kinds: tuple["Kind", ...],
     kept: float,
 ) -> Workload:
-    """Return a workload like a declared one with some dims drawn anew, made small enough."""
+    """Return a workload like a declared one, with some dims drawn anew and small enough."""
     dims, parameters = dict(near.dims), _parameters(near, ranges, rng)
     for name, (least, greatest) in ranges.items():
         if name in dims and rng.random() >= kept:
@@ -281,7 +291,7 @@ def _drawn(
             continue
         if not op.is_valid(tried) or (excess := op.nbytes(tried) / most_bytes) <= 1:
             break
-        fitting = max(1, int(dims[name] / excess))  # the largest that fits would be predictable
+        fitting = max(1, int(dims[name] / excess))  # not the largest size that fits, which would be predictable
         dims[name] = max(ranges[name][0], _size(max(1, fitting // NEARBY), fitting, rng, kinds))
         tried = Workload(tried.dtype, tuple(dims.items()), parameters)
     return tried
@@ -302,7 +312,7 @@ def listed_within(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) 
 def _parameters(
     near: Workload, ranges: Mapping[str, tuple[int, int]], rng: random.Random
 ) -> tuple[tuple[str, Number], ...]:
-    """Draw floats within `SPREAD` of the listed ones, and integers as listed or between those."""
+    """Draw floats within `SPREAD` of the listed values, and integers that are listed or lie between listed values."""
     drawn: list[tuple[str, Number]] = []
     for name, value in near.parameters:
         if isinstance(value, float):
@@ -347,7 +357,7 @@ def _prime(size: int, _: random.Random) -> int:
     return prime_below(size)
 
 
-@lru_cache(maxsize=4096)  # several evaluations of an op need the same shapes
+@lru_cache(maxsize=4096)  # cached: several evaluations of an op need the same shapes
 def prime_below(size: int) -> int:
     """Return the largest prime up to this size."""
     while size > 2 and not all(size % divisor for divisor in range(2, math.isqrt(size) + 1)):
@@ -361,10 +371,10 @@ ODD: tuple[Kind, ...] = (_prime, _beside_a_tile)
 
 
 def beyond(op: Op, elements: int) -> tuple[Workload, ...]:
-    """Return listed workloads with so many more rows that a tensor has more elements than this, fewest bytes first.
+    """Return listed workloads with so many rows that a tensor has more elements than this, fewest bytes first.
 
-    Rows are the first dim of the inputs. Their number is odd, or a multiple that kernels may require. Among equal
-    bytes, the longest rows come first, because there are fewest of them.
+    Rows are the first dim of the inputs. Their number is odd, or a multiple that kernels may require. Of workloads with
+    equal bytes, those with the longest rows come first, because they have the fewest rows.
     """
     found: dict[Workload, tuple[int, int]] = {}
     for near in op.listed:
@@ -392,7 +402,7 @@ def without_rows(op: Op, workload: Workload) -> tuple[tuple[str, Number], ...]:
 
 
 def thinned(op: Op, near: Workload) -> Iterator[Workload]:
-    """Yield the workload with few rows, then with more, for kernels that accept no other number of rows."""
+    """Yield the workload with few rows, then with more rows, for kernels that accept only certain numbers of rows."""
     size = dict(near.dims).get("".join(op.varied[0].dims[:1]), 1)
     for count in FEW_ROWS:
         if count < size and op.is_valid(tried := with_rows(op, near, count)):

@@ -25,7 +25,7 @@ def reasons(failures: Iterable[str]) -> list[tuple[int, str]]:
 
 
 def tally(found: Sequence[tuple[int, str]], characters: int = REASON_CHARACTERS) -> str:
-    """Return text such as `4 x the request failed with status 500, 1 x the reply holds no kernel`."""
+    """Return text such as `4 x the request failed with status 500, 1 x the reply contains no kernel`."""
     shown = [f"{number} x {one_line(words, characters)}" for number, words in found[:REASONS_SHOWN]]
     if others := found[REASONS_SHOWN:]:
         shown.append(f"{sum(number for number, _ in others)} for {counted(len(others), 'other reason')}")

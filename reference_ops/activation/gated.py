@@ -8,7 +8,7 @@ from torch.nn import functional
 from reference_ops.op import Op, Tensors, rotated, tensors, workloads
 
 aten = torch.ops.aten
-LARGEST = 240.0  # largest float16 input: the product of two, times a slope of at most 1.13, does not overflow
+LARGEST = 240.0  # largest float16 input: the product of two inputs, times a slope of at most 1.13, does not overflow
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -45,7 +45,7 @@ def gated(
         inputs=tensors(**dict.fromkeys(inputs.split(), "n")),
         outputs=tensors(**dict.fromkeys(outputs.split(), "n")),
         gpu=(
-            *workloads("bfloat16 float32 float16", {"n": 4096 * 11008}),  # tokens times hidden size: Llama 2 7B
+            *workloads("bfloat16 float32 float16", {"n": 4096 * 11008}),  # Llama 2 7B: tokens times hidden size
             *workloads("bfloat16", {"n": 4096 * 14336}),  # Llama 3 8B
             *workloads("float32", {"n": 8 * 4096 * 1280}),  # a transformer block in the U-Net of Stable Diffusion
             *workloads("bfloat16", {"n": 16 * 14336}, {"n": 9_999_991}),  # a decoding step, and an awkward size
@@ -62,7 +62,7 @@ def gated(
     )
 
 
-# In `flops`, an exponential and a division count as four operations each, an erf as ten.
+# In `flops`, an exponential and a division count as four operations each, and an erf as ten.
 ops = (
     gated(swiglu, "gate up", "out", 11, "out = silu(gate) * up, silu(g) = g * s with s = 1 / (1 + exp(-g))."),
     gated(

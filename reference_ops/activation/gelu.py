@@ -26,5 +26,5 @@ op = Op(
     # An erf is a polynomial of degree six or more, with a multiplication and an addition per degree.
     flops=lambda dims: 16 * dims["n"],
     backward=("gelu_backward",),
-    # The default factor suffices: PyTorch evaluates in float32 and rounds once, and so can a kernel.
+    # The default factor suffices: PyTorch evaluates in float32 and rounds once, as a kernel can.
 )

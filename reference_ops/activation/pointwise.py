@@ -17,7 +17,7 @@ aten = torch.ops.aten
 POSITIVE = Tolerance(relative=True)
 NOTHING: Mapping[str, str] = {}
 UNARRANGED: Mapping[str, Arrange] = {}
-OF_COMPARISONS = {SAVED_NAN: "which branch NaN takes depends on PyTorch's device"}
+OF_COMPARISONS = {SAVED_NAN: "the branch for NaN depends on PyTorch's device"}
 
 
 def activation(
@@ -44,7 +44,7 @@ def activation(
         values=(*COMMON, *values),
         flops=lambda dims: flops * dims["n"],
         backward=(f"{name}_backward",),
-        # The default factor suffices: PyTorch evaluates in float32 and rounds once, and so can a kernel.
+        # The default factor suffices: PyTorch evaluates in float32 and rounds once, as a kernel can.
         note=f"{note} Elementwise over n contiguous values.",
     )  # fmt: skip
 

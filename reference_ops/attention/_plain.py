@@ -1,4 +1,4 @@
-"""Shared code of the attention ops: attention and its gradients in plain torch, and how inputs are drawn."""
+"""Shared code of the attention ops: attention and its gradients in plain torch, and the drawing of inputs."""
 
 import functools
 import math
@@ -17,18 +17,18 @@ EVERYTHING = 1 << 30  # a window that hides no key
 # Inputs are clamped to this. Sums of their products can already exceed the range of float32's exponential. With larger
 # numbers, rounding alone would decide which key has all the weight.
 FARTHEST = 4.0
-# Makes each query attend to a few keys. Otherwise its result shrinks with the number of keys, and a wrong result among
-# thousands would be smaller than the rounding of the first results, which are the largest.
+# This factor makes each query attend to a few keys. Without it, results would shrink with the number of keys, and a
+# wrong result among thousands would be smaller than the rounding of the first results, which are the largest.
 SHARPER = 3.0
 MODERATE = 2.0  # gradients of such numbers neither overflow nor are differences of much larger numbers
-# With constant inputs all queries have the same log-sum-exp, and fewer bits may happen to represent it. Where one value
-# is thousands of times the others, the rounding of its weight to 16 bits decides the whole result.
+# With constant inputs all queries have the same log-sum-exp, and fewer bits may happen to represent it. If one value is
+# thousands of times larger than the others, the rounding of its weight to 16 bits decides the whole result.
 VALUES = tuple(name for name in OF_PRODUCTS if name not in {"constant", "heavy_tail"})
 # The default factor suffices: PyTorch also multiplies weights of the dtype and sums in float32. One thread may sum a
-# score, and where a query attends to few keys, the error of that score is in all its results.
+# score, and if a query attends to few keys, the error of that score affects all its results.
 TOLERANCE = Tolerance(in_turn="dim")
-# With equal values the gradient is only rounding. With large ones one key has all the weight. Very small ones are lost
-# where PyTorch rounds the matrices of all pairs to 16 bits.
+# With equal values, the gradient is only rounding. With large values, one key has all the weight. Very small values are
+# lost where PyTorch rounds the matrices of all pairs to 16 bits.
 VARIED = ("heavy_tail",)
 
 
@@ -96,7 +96,7 @@ def of_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) ->
     Gradients flow to inputs that require them, through `out` alone, as in PyTorch.
     """
     learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v))
-    if q.dtype == torch.float32:  # only the 16-bit kernels share heads
+    if q.dtype == torch.float32:  # only the 16-bit kernels support shared heads
         k, v = repeated(k, q), repeated(v, q)
     with torch.enable_grad():
         query, key, value = (q, k, v) if learns else (tensor.detach().requires_grad_() for tensor in (q, k, v))
@@ -137,7 +137,7 @@ def gradients_of_torch(
         backward = aten._scaled_dot_product_flash_attention_backward  # noqa: SLF001 - autograd calls it
         return tuple(backward(*given, out, lse, *sizes, 0.0, causal, nothing, nothing))
     if chosen == EFFICIENT:
-        padded = functional.pad(lse, (0, -lse.shape[-1] % 32), value=torch.inf)  # as the forward pads it
+        padded = functional.pad(lse, (0, -lse.shape[-1] % 32), value=torch.inf)  # padded as by the forward
         backward = aten._scaled_dot_product_efficient_attention_backward  # noqa: SLF001 - autograd calls it
         wanted = [True, True, True, False]
         return tuple(backward(*given, None, out, padded, nothing, nothing, 0.0, wanted, causal)[:3])
@@ -148,7 +148,7 @@ def gradients_of_torch(
 def cudnn_adds_a_dim() -> bool:
     """Return whether cuDNN's log-sum-exp has one more dim, which depends on the version.
 
-    With one dim too few, the backward reads out of bounds without a check.
+    If a dim is missing, the backward reads out of bounds without a check.
     """
     few = torch.zeros((1, 1, 64, 64), dtype=torch.bfloat16, device="cuda")
     lse = aten._scaled_dot_product_cudnn_attention(few, few, few, None, True)[1]  # noqa: SLF001 - autograd calls it
@@ -161,7 +161,7 @@ def draw_scores(inputs: Tensors, _: torch.Generator) -> None:
         inputs[name].clamp_(-FARTHEST, FARTHEST)
 
 
-OF_NAN = nan_in("q")  # the outputs of these queries become NaN, and no others
+OF_NAN = nan_in("q")  # only the outputs of these queries become NaN
 OPPOSED = of_scores("q", "k")
 ARRANGED = {**OF_NAN, **OPPOSED}
 # A weight of zero times NaN is NaN.
@@ -169,11 +169,12 @@ OPEN = dict.fromkeys(NOT_FINITE, "whether a hidden key is multiplied by its weig
 
 
 def lean_to_own_key(q: torch.Tensor, k: torch.Tensor) -> None:
-    """Give about half of each query's weight to the key at its own position, however many keys it sees.
+    """Give about half of each query's weight to the key at its own position, for any number of visible keys.
 
-    Otherwise gradients shrink with their position, and a wrong one would be smaller than the rounding of the first.
+    Without this, gradients would shrink with their position, and a wrong gradient would be smaller than the rounding of
+    the first.
     """
-    score = math.log(k.shape[2]) + 0.5  # the exponentials of the other keys sum to about as much
+    score = math.log(k.shape[2]) + 0.5  # the exponentials of the other keys sum to about the same
     keys, root = wide(repeated(k, q)), q.shape[-1] ** 0.5
     lengths = keys.square().sum(-1, keepdim=True).clamp_(min=q.shape[-1] / 4)
     q.copy_(wide(q) / 2 + keys * (score * root / lengths))
@@ -188,7 +189,7 @@ def saved_for(causal: bool) -> Callable[[Tensors, torch.Generator], None]:
         if causal:
             lean_to_own_key(inputs["q"], inputs["k"])
         for q, k, v, out, lse in zip(*(inputs[name] for name in ("q", "k", "v", "out", "lse")), strict=True):
-            found = attended(q[None], k[None], v[None], causal)  # all pairs of the batch take gigabytes
+            found = attended(q[None], k[None], v[None], causal)  # the pairs of the whole batch would take gigabytes
             out.copy_(found[0][0])
             lse.copy_(found[1][0])
 

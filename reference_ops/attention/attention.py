@@ -23,9 +23,9 @@ from reference_ops.op import Op, rotated, tensors, workloads
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 FULL = (
     "scores[i, j] = sum over dim of q[i] * k[j], times dim ** -0.5; lse[i] = log(sum over j of exp(scores[i, j])), "
-    "float32; out[i] = sum over j of exp(scores[i, j] - lse[i]) * v[j]. Each batch and head on its own."
+    "float32; out[i] = sum over j of exp(scores[i, j] - lse[i]) * v[j]. Each batch and head is computed separately."
 )
-CAUSAL = FULL + " Causal: j runs from 0 to i, the later keys count for nothing."
+CAUSAL = FULL + " Causal: j runs from 0 to i; later keys have no effect."
 BACKWARD = (
     "From a forward's q, k, v, out and lse: p = exp(scores - lse), dp = grad_out @ v^T, "
     "ds = p * (dp - sum over dim of out * grad_out) * dim ** -0.5; "

@@ -12,7 +12,7 @@ from reference_ops.precision import wide
 
 
 def decode_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    grouped = q.unflatten(1, (k.shape[1], -1))  # the queries that share a head of the keys
+    grouped = q.unflatten(1, (k.shape[1], -1))  # the number of queries that share a head of the keys
     scores = (wide(grouped) @ wide(k).mT) * q.shape[-1] ** -0.5
     cached = torch.arange(k.shape[2], device=k.device) < lengths[:, None, None, None]
     weights = torch.softmax(scores.masked_fill_(~cached, -torch.inf), -1)
@@ -53,7 +53,7 @@ def stale_cache(inputs: Tensors, _: torch.Generator, known: Mapping[str, int]) -
 
 
 def cached_keys(dims: Mapping[str, int]) -> int:
-    """Count the cached keys of all sequences, which `draw` keeps fixed."""
+    """Return the number of cached keys of all sequences, which `draw` keeps fixed."""
     batch, keys = dims["batch"], dims["keys"]
     return batch // 2 * (keys + 1) + batch % 2 * keys
 
@@ -69,7 +69,7 @@ def at(batch: int, heads: int, kv_heads: int, keys: int, dim: int) -> dict[str, 
 op = Op(
     name="decode_attention",
     note="Head h of the queries attends to head h // (heads // kv_heads) of the cache, sequence b to its first "
-    "lengths[b] keys, from 1 to all; what lies beyond counts for nothing, even NaN. scores[j] = sum over dim of "
+    "lengths[b] keys, from 1 to all; later entries have no effect, even if they are NaN. scores[j] = sum over dim of "
     "q * k[j], times dim ** -0.5; out = sum over j of softmax(scores)[j] * v[j].",
     reference=decode_attention,
     baseline=of_torch,

@@ -45,7 +45,8 @@ def at(batch: int, heads: int, kv_heads: int, length: int, dim: int) -> dict[str
 
 
 def fits(known: Mapping[str, int]) -> bool:
-    return known["heads"] % known["kv_heads"] == 0 and known["dim"] % 8 == 0 and known["dim"] <= 128  # as in models
+    # numbers of heads as in models
+    return known["heads"] % known["kv_heads"] == 0 and known["dim"] % 8 == 0 and known["dim"] <= 128
 
 
 Q, KV, LSE = "batch heads length dim", "batch kv_heads length dim", "float32[batch heads length]"

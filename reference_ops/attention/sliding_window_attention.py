@@ -52,7 +52,7 @@ op = Op(
     "lse[i] = log(sum over j of exp(scores[i, j])), float32; out[i] = sum over j of exp(scores[i, j] - lse[i]) * v[j].",
     reference=sliding_window_attention,
     baseline=of_torch,
-    baseline_free=("lse",),  # PyTorch does not return it if there is a mask
+    baseline_free=("lse",),  # PyTorch does not return `lse` if there is a mask
     inputs=tensors(q="batch heads length dim", k="batch kv_heads length dim", v="batch kv_heads length dim"),
     outputs=tensors(out="batch heads length dim", lse="float32[batch heads length]"),
     derived={"window": lambda known: known["window"]},  # for counting pairs

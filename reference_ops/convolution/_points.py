@@ -10,10 +10,10 @@ from reference_ops.op import NOT_FINITE, Tensors, Workload
 
 # No "large": such long sums overflow float16. Convolution is linear in both factors, so small integers stay exact.
 LONG_SUMS = ("uniform", "heavy_tail", "shifted", "constant", "tiny", "faint", "integers")
-# The sums run over whole images and batches. With numbers far from zero they overflow float16. With one number per
-# image the results are a few numbers, the same for all channels, and fewer bits may happen to represent them.
+# The sums run over whole images and batches. With numbers far from zero, they overflow float16. With one number per
+# image, the results are a few numbers, equal for all channels, and fewer bits may happen to represent them.
 SUMS_OF_BATCHES = ("uniform", "tiny", "faint", "integers")
-# A product of a gradient that is NaN and the zeros around an image.
+# Reason: a NaN gradient may be multiplied by the zeros around an image.
 OF_PADDING = dict.fromkeys(NOT_FINITE, "whether the padding's zeros are multiplied is left open")
 FARTHEST_BIAS = 64.0
 
@@ -35,14 +35,14 @@ def multiply_adds(dims: Mapping[str, int]) -> int:
 
 
 def image(batch: int, channels: int, height: int, width: int, filters: int, *window: int) -> dict[str, int]:
-    """Return the dims of a 2d convolution; one side is enough for a square window."""
+    """Return the dims of a 2d convolution. One side is enough for a square window."""
     r, s = window * 2 if len(window) == 1 else window
     sizes = {"batch": batch, "channels": channels, "height": height, "width": width}
     return {**sizes, "filters": filters, "r": r, "s": s}
 
 
 def as_parameters(names: str, points: tuple[Workload, ...]) -> tuple[Workload, ...]:
-    """Return the same workloads for a gradient that takes these dims as parameters, because no input has them."""
+    """Return the same workloads for a gradient whose parameters include these dims, because no input has them."""
     moved = names.split()
     return tuple(
         replace(

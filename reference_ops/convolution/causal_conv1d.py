@@ -1,4 +1,4 @@
-"""The causal depthwise convolution of Mamba, in which each channel sees its own past, and its gradients."""
+"""The causal depthwise convolution of Mamba, in which results depend only on earlier positions, and its gradients."""
 
 from collections.abc import Mapping
 
@@ -27,7 +27,7 @@ def padded_and_cut(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, di
 def causal_conv1d_backward_data(grad_out: torch.Tensor, weight: torch.Tensor, dilation: int) -> torch.Tensor:
     batch, channels, length = grad_out.shape
     left = (weight.shape[1] - 1) * dilation
-    x = grad_out.new_empty(1).expand(batch, channels, left + length)  # only its shape matters
+    x = grad_out.new_empty(1).expand(batch, channels, left + length)  # only the shape of this tensor matters
     grad_padded: torch.Tensor = torch.ops.aten.convolution_backward(
         grad_out, x, weight.unsqueeze(1), None, (1,), (0,), (dilation,), False, (0,), channels, (True, False, False)
     )[0]
@@ -39,7 +39,7 @@ def causal_conv1d_backward_weight(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     channels = x.shape[1]
     padded = functional.pad(x, ((width - 1) * dilation, 0))
-    weight = x.new_empty(1).expand(channels, 1, width)  # only its shape matters
+    weight = x.new_empty(1).expand(channels, 1, width)  # only the shape of this tensor matters
     _, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
         grad_out, padded, weight, (channels,), (1,), (0,), (dilation,), False, (0,), channels, (False, True, True)
     )

@@ -26,7 +26,8 @@ def conv2d(x: torch.Tensor, weight: torch.Tensor, stride: int, padding: int) -> 
 def conv2d_backward_data(
     grad_out: torch.Tensor, weight: torch.Tensor, stride: int, padding: int, height: int, width: int
 ) -> torch.Tensor:
-    x = grad_out.new_empty(1).expand(len(grad_out), weight.shape[1], height, width)  # only its shape matters
+    # only the shape of this tensor matters
+    x = grad_out.new_empty(1).expand(len(grad_out), weight.shape[1], height, width)
     strides, paddings = (stride, stride), (padding, padding)
     grad_x: torch.Tensor = torch.ops.aten.convolution_backward(
         grad_out, x, weight, None, strides, paddings, (1, 1), False, (0, 0), 1, (True, False, False)
@@ -37,7 +38,7 @@ def conv2d_backward_data(
 def conv2d_backward_weight(
     grad_out: torch.Tensor, x: torch.Tensor, stride: int, padding: int, r: int, s: int
 ) -> torch.Tensor:
-    weight = x.new_empty(1).expand(grad_out.shape[1], x.shape[1], r, s)  # only its shape matters
+    weight = x.new_empty(1).expand(grad_out.shape[1], x.shape[1], r, s)  # only the shape of this tensor matters
     strides, paddings = (stride, stride), (padding, padding)
     grad_weight: torch.Tensor = torch.ops.aten.convolution_backward(
         grad_out, x, weight, None, strides, paddings, (1, 1), False, (0, 0), 1, (False, True, False)

@@ -51,7 +51,10 @@ def as_it_is(x: torch.Tensor) -> torch.Tensor:
 
 
 def as_called(activation: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Compute it as users do: in 16 bits PyTorch rounds the sums, the sums with bias, and the activation's results."""
+    """Compute the op as users do.
+
+    In 16 bits, PyTorch rounds the sums, the sums with bias, and the activation's results.
+    """
 
     def called(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, stride: int, padding: int) -> torch.Tensor:
         return activation(functional.conv2d(x, weight, bias, stride=stride, padding=padding))
@@ -116,7 +119,7 @@ def fused(
 def in_two_steps(known: Mapping[str, int]) -> int:
     """Return the number of terms for the tolerance, as if 256 threads sum each image, and then the sums of all images.
 
-    With the total number of terms, the tolerance for equal values would accept errors in half of the digits.
+    With the total number of terms, the tolerance for equal values would allow errors in half of the digits.
     """
     image = known["oh"] * known["ow"]
     return min(known["batch"] * image, image + 256 * known["batch"])

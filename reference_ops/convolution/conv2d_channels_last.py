@@ -35,7 +35,8 @@ def conv2d_channels_last(x: torch.Tensor, weight: torch.Tensor, stride: int, pad
 def conv2d_channels_last_backward_data(
     grad_out: torch.Tensor, weight: torch.Tensor, stride: int, padding: int, height: int, width: int
 ) -> torch.Tensor:
-    x = grad_out.new_empty(1).expand(len(grad_out), weight.shape[3], height, width)  # only its shape matters
+    # only the shape of this tensor matters
+    x = grad_out.new_empty(1).expand(len(grad_out), weight.shape[3], height, width)
     window = (stride, stride), (padding, padding), (1, 1), False, (0, 0), 1
     grad_x: torch.Tensor = torch.ops.aten.convolution_backward(
         as_torch(grad_out), x, as_torch(weight), None, *window, (True, False, False)
@@ -46,7 +47,7 @@ def conv2d_channels_last_backward_data(
 def conv2d_channels_last_backward_weight(
     grad_out: torch.Tensor, x: torch.Tensor, stride: int, padding: int, r: int, s: int
 ) -> torch.Tensor:
-    weight = x.new_empty(1).expand(grad_out.shape[3], x.shape[3], r, s)  # only its shape matters
+    weight = x.new_empty(1).expand(grad_out.shape[3], x.shape[3], r, s)  # only the shape of this tensor matters
     window = (stride, stride), (padding, padding), (1, 1), False, (0, 0), 1
     grad_weight: torch.Tensor = torch.ops.aten.convolution_backward(
         as_torch(grad_out), as_torch(x), weight, None, *window, (False, True, False)

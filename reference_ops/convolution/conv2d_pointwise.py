@@ -1,4 +1,4 @@
-"""The 1 x 1 convolution: a matrix product at every pixel, and most of the work in a ResNet's bottlenecks."""
+"""The 1 x 1 convolution, a matrix product at every pixel. It is most of the work in a ResNet's bottlenecks."""
 
 import torch
 from torch.nn import functional

@@ -36,7 +36,7 @@ op = Op(
     gpu=(
         *workloads("bfloat16 float32 float16", at(8, 32, (32, 32, 32), 32, 3), stride=1, padding=1),
         *workloads("bfloat16", at(8, 64, (8, 56, 56), 64, 3), stride=1, padding=1),  # a 3d ResNet
-        *workloads("float32", at(2, 32, (64, 64, 64), 64, 3), stride=2, padding=1),  # a 3d U-Net going down
+        *workloads("float32", at(2, 32, (64, 64, 64), 64, 3), stride=2, padding=1),  # the encoder of a 3d U-Net
         *workloads("bfloat16", at(1, 128, (9, 64, 64), 128, 3), stride=1, padding=1),  # a video's autoencoder
         *workloads("bfloat16", at(3, 29, (13, 31, 37), 67, 3, 2, 5), stride=1, padding=2),
     ),

@@ -139,7 +139,7 @@ ops = (
         gpu=(
             *workloads(
                 ALL, at(2, 128, (16, 16, 16), 64, 2), stride=2, padding=0, output_padding=0
-            ),  # a 3d U-Net going up
+            ),  # the decoder of a 3d U-Net
             *workloads("bfloat16", at(2, 64, (32, 32, 32), 32, 2), stride=2, padding=0, output_padding=0),
             *workloads(
                 "bfloat16", at(4, 128, (8, 8, 8), 64, 4), stride=2, padding=1, output_padding=0

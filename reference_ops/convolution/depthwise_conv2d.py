@@ -27,7 +27,7 @@ def depthwise_conv2d_backward_data(
     grad_out: torch.Tensor, weight: torch.Tensor, stride: int, padding: int, height: int, width: int
 ) -> torch.Tensor:
     batch, channels, _, _ = grad_out.shape
-    x = grad_out.new_empty(1).expand(batch, channels, height, width)  # only its shape matters
+    x = grad_out.new_empty(1).expand(batch, channels, height, width)  # only the shape of this tensor matters
     strides, paddings = (stride, stride), (padding, padding)
     grad_x: torch.Tensor = torch.ops.aten.convolution_backward(
         grad_out, x, weight, None, strides, paddings, (1, 1), False, (0, 0), channels, (True, False, False)
@@ -39,7 +39,7 @@ def depthwise_conv2d_backward_weight(
     grad_out: torch.Tensor, x: torch.Tensor, stride: int, padding: int, r: int, s: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     channels = x.shape[1]
-    weight = x.new_empty(1).expand(channels, 1, r, s)  # only its shape matters
+    weight = x.new_empty(1).expand(channels, 1, r, s)  # only the shape of this tensor matters
     strides, paddings = (stride, stride), (padding, padding)
     _, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
         grad_out, x, weight, (channels,), strides, paddings, (1, 1), False, (0, 0), channels, (False, True, True)

@@ -1,4 +1,4 @@
-"""The grouped 2d convolution of ResNeXt and RegNet: each group of filters sees its own channels only."""
+"""The grouped 2d convolution of ResNeXt and RegNet: each group of filters reads only its own channels."""
 
 import torch
 from torch.nn import functional
@@ -13,7 +13,7 @@ def grouped_conv2d(x: torch.Tensor, weight: torch.Tensor, stride: int, padding: 
 
 op = Op(
     name="grouped_conv2d",
-    note="Filter k belongs to group g = k // (filters // groups) and sees the channels from g * group_channels on: "
+    note="Filter k belongs to group g = k // (filters // groups) and reads the channels from g * group_channels on: "
     "out[n, k, y, x] = sum over c < group_channels, i, j of weight[k, c, i, j] * x[n, g * group_channels + c, "
     "y * stride - padding + i, x * stride - padding + j], where x is 0 outside. No bias. "
     "In float32 PyTorch multiplies in TF32.",
@@ -29,7 +29,8 @@ op = Op(
     valid=lambda known: known["channels"] % known["groups"] == 0 == known["filters"] % known["groups"],
     gpu=(
         *workloads("bfloat16 float32 float16", image(64, 128, 56, 56, 128, 3), stride=1, padding=1, groups=32),
-        *workloads("bfloat16", image(64, 512, 14, 14, 512, 3), stride=1, padding=1, groups=32),  # ResNeXt, both
+        # both shapes of ResNeXt
+        *workloads("bfloat16", image(64, 512, 14, 14, 512, 3), stride=1, padding=1, groups=32),
         *workloads("float32", image(32, 448, 28, 28, 448, 3), stride=2, padding=1, groups=4),  # RegNet
         *workloads("bfloat16", image(7, 65, 45, 67, 105, 3, 5), stride=1, padding=2, groups=5),
     ),

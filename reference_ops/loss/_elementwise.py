@@ -9,7 +9,7 @@ from reference_ops.arrangements import nan_at_the_end, nan_in, scaled
 from reference_ops.op import Number, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
 
-ONE_BLOCK = 2**20  # elements up to which one block of threads may be enough
+ONE_BLOCK = 2**20  # number of elements up to which one block of threads may be enough
 MANY_BLOCKS = 128  # number of terms that the tolerance assumes for more blocks
 
 
@@ -52,7 +52,7 @@ def elementwise(
     return (
         Op(
             name=name,
-            note=f"loss is the mean of {formulas[0]}, in float32 whatever the inputs are.",
+            note=f"loss is the mean of {formulas[0]}, in float32 for all input dtypes.",
             reference=loss,
             baseline=loss_in_own_dtype,
             baseline_free=("loss",),  # PyTorch's loss has fewer digits
@@ -63,7 +63,7 @@ def elementwise(
             awkward=awkward,
             arranged={**nan_in("x", "target"), **nan_at_the_end("x", "target")},
             flops=lambda dims: flops * dims["n"],
-            # The default factor suffices for partial sums in float32, as in PyTorch, added as blocks finish.
+            # The default factor suffices for partial sums in float32, as in PyTorch, that are added as blocks finish.
             tolerance=Tolerance(sums="added_up"),
             derived={"added_up": added_up},
             valid=valid,

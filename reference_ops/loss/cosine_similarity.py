@@ -19,7 +19,7 @@ def as_called(x: torch.Tensor, y: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def some_short(inputs: Tensors, _: torch.Generator) -> None:
-    """Make some rows so short that eps decides their result."""
+    """Make some rows so short that their result depends on eps."""
     inputs["x"][SHORT - 1 :: SHORT].mul_(1e-10)
 
 
@@ -47,7 +47,7 @@ op = Op(
     ),
     values=COMMON,
     draw=some_short,
-    nan_spreads=True,  # also in rows of one column
+    nan_spreads=True,  # `nan_spreads` also holds in rows of one column
     flops=lambda dims: 6 * dims["rows"] * dims["cols"],
     # The default factor suffices for results in float32, rounded once.
     tolerance=Tolerance(sums="cols"),

@@ -32,7 +32,8 @@ def as_called(
         even = log_probs.mean(-1).where(kept, 0).sum() / kept.sum()
         loss = (1 - label_smoothing) * loss - label_smoothing * even
     at = targets.where(kept, 0).unsqueeze(1)
-    # This costs nothing, while logsumexp would read all logits again, but is NaN where the target's logit is infinite.
+    # This needs no further pass, while logsumexp would read all logits again, but it is NaN where the target's logit is
+    # infinite.
     lse = logits.gather(1, at) - log_probs.gather(1, at)
     return loss, lse.squeeze(1)
 
@@ -48,14 +49,14 @@ def cross_entropy_backward(
     kept = targets != ignore_index
     even = label_smoothing / logits.shape[1]
     hit = targets.unsqueeze(1) == torch.arange(logits.shape[1], device=logits.device)
-    at_target = lse.new_full((), 1 - label_smoothing + even)  # two plain numbers would become float32
+    at_target = lse.new_full((), 1 - label_smoothing + even)  # two Python numbers would give a float32 tensor
     probs = (logits - lse.unsqueeze(1)).exp_().sub_(torch.where(hit, at_target, even))
-    share = torch.where(kept, grad_loss / kept.sum(), 0)  # also where no row is kept, as in PyTorch
+    share = torch.where(kept, grad_loss / kept.sum(), 0)  # also if no row is kept, as in PyTorch
     return probs.mul_(share.unsqueeze(1)).to(logits.dtype)
 
 
 def draw_targets(inputs: Tensors, generator: torch.Generator, known: Mapping[str, Any]) -> None:
-    """Draw any class, ignore a tenth of the rows except the first, and raise the target's logit in half of the rest."""
+    """Draw random classes, ignore a tenth of the rows except the first, and raise the target's logit in half of all."""
     logits, targets = inputs["logits"], inputs["targets"]
     targets.random_(0, logits.shape[1], generator=generator)
     foretold = torch.empty_like(logits[:, :1]).uniform_(-12, 12, generator=generator).clamp_(min=0)
@@ -103,15 +104,16 @@ def save_lse(inputs: Tensors) -> None:
         lse.copy_(logits.float().logsumexp(-1))
 
 
-# With equal logits a long sum rounds every term the same way, and a mean of few digits would hide other errors. -inf is
-# left out too: with label smoothing, the loss of a row with one is infinite.
+# With equal logits, a long sum rounds every term in the same way, and a mean of few digits would hide other errors.
+# -inf is also left out, because with label smoothing the loss of a row that contains it is infinite.
 VARIED = tuple(name for name in COMMON if name not in ("constant", "tiny"))
 
 forward = Op(
     name="cross_entropy",
     note="lse is each row's logarithm of the sum of exp(logits), kept for the backward. loss is the mean, over the "
     "rows whose target is not ignore_index, of lse - (1 - label_smoothing) * (the target's logit) - label_smoothing * "
-    "(the mean logit). Both are float32 whatever the logits are, as under autocast. With all rows ignored loss is NaN.",
+    "(the mean logit). Both are float32 for logits of any dtype, as under autocast. If all rows are ignored, loss is "
+    "NaN.",
     reference=cross_entropy,
     baseline=as_called,
     inputs=tensors(logits="rows vocab", targets="int64[rows]"),
@@ -142,10 +144,10 @@ forward = Op(
     draw=draw_targets,
     arranged=FORWARD,
     valid=lambda known: 0 <= known["label_smoothing"] <= 1,
-    nan_spreads=True,  # also with a vocabulary of one
+    nan_spreads=True,  # `nan_spreads` also holds with a vocabulary of one
     flops=lambda dims: 5 * dims["rows"] * dims["vocab"],  # compare, subtract, exponential, and two additions
     derived={"longest_sum": lambda dims: max(dims["rows"], dims["vocab"])},
-    # The default factor suffices: PyTorch also sums in float32. Rows are added as they finish.
+    # The default factor suffices: PyTorch also sums in float32. Rows may be added as they finish.
     tolerance=Tolerance(sums="longest_sum"),
     backward=("cross_entropy_backward",),
 )  # fmt: skip
@@ -169,7 +171,7 @@ backward = Op(
     # With full label smoothing, gradients are probabilities minus equal shares: differences of almost equal numbers.
     valid=lambda known: 0 <= known["label_smoothing"] < 1,
     flops=lambda dims: 4 * dims["rows"] * dims["vocab"],
-    # The default factor suffices: everything is in float32 and rounded once. float16 is left out: divided by so many
-    # rows, most gradients would be below its smallest number.
+    # The default factor suffices: everything is in float32 and rounded once. float16 is left out, because gradients
+    # divided by so many rows would mostly be below its smallest number.
 )
 ops = (forward, backward)

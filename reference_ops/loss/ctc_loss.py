@@ -13,7 +13,7 @@ aten = torch.ops.aten
 Two = tuple[torch.Tensor, torch.Tensor]
 BLANK = 0
 BREATHS = 4
-OF_BREATHS = 0.1  # share of the spare frames that lie between labels of one phrase; the rest are pauses
+OF_BREATHS = 0.1  # share of the spare frames that lie between labels of one phrase; the other frames are pauses
 
 
 def ctc_loss(
@@ -21,7 +21,7 @@ def ctc_loss(
 ) -> Two:
     lengths = (input_lengths, target_lengths)
     loss, log_alpha = aten._ctc_loss(log_probs, targets, *lengths, BLANK, False)  # noqa: SLF001 - keeps log_alpha
-    # PyTorch's states end with the longest target. Beyond a sample's lengths it leaves memory uninitialised.
+    # PyTorch's states end with the longest target. Beyond a sample's lengths, PyTorch leaves memory uninitialised.
     log_alpha = functional.pad(log_alpha, (0, 2 * targets.shape[1] + 1 - log_alpha.shape[2]))
     frames = torch.arange(log_alpha.shape[1], device=log_probs.device) >= input_lengths.unsqueeze(1)
     states = torch.arange(log_alpha.shape[2], device=log_probs.device) > 2 * target_lengths.unsqueeze(1)
@@ -47,8 +47,9 @@ def ctc_loss_backward(
 def draw_samples(inputs: Tensors, generator: torch.Generator) -> None:
     """Draw log-probabilities of a fairly confident network. The first sample has the full lengths.
 
-    With less confidence the loss of a long sample would be in the thousands, and its gradients, exponentials of
-    differences of such numbers, would have too few digits to check. Each label has two frames, so targets are possible.
+    With less confidence, the loss of a long sample would be in the thousands. Its gradients are exponentials of
+    differences of such numbers, and would have too few digits to check. Each label has two frames, so targets are
+    possible.
     """
     log_probs, targets = inputs["log_probs"], inputs["targets"]
     (time, batch, classes), length = log_probs.shape, targets.shape[1]
@@ -88,7 +89,7 @@ def beginnings(
     batch, length = targets.shape
     device = targets.device
     number = torch.arange(length, device=device)
-    # The earliest possible frames: a label takes a frame, and a blank before it if it repeats the one before.
+    # The earliest possible frames: a label takes a frame, and a blank before it if it repeats the previous label.
     repeats = functional.pad(targets[:, 1:] == targets[:, :-1], (1, 0))
     earliest = number + repeats.cumsum(1)
     spare = frames.unsqueeze(1) - 1 - earliest.gather(1, labels.unsqueeze(1) - 1)
@@ -107,7 +108,7 @@ def full_lengths(inputs: Tensors, _: torch.Generator, known: Mapping[str, int]) 
 
 
 def too_few_frames(inputs: Tensors, _: torch.Generator, __: Mapping[str, int]) -> None:
-    """Give every other sample one frame less than its labels, but at least one, and all samples equal labels.
+    """Give all samples equal labels, and every other sample one frame less than its number of labels, but at least one.
 
     A target that does not fit into its frames is impossible: the loss is infinite.
     """
@@ -145,14 +146,14 @@ def is_possible(known: Mapping[str, int]) -> bool:
 
 
 def read_in_forward(dims: Mapping[str, int]) -> int:
-    """Count elements that must be read: of at least half of the frames, the blank and half of the different labels."""
+    """Return the number of elements that must be read: the blank and half of the labels in half of the frames."""
     labels = dims["classes"] - 1
     different = labels * (1 - (1 - 1 / labels) ** dims["length"])
     return dims["time"] * dims["batch"] * max(2, int(1 + different / 2)) // 2
 
 
 def steps(dims: Mapping[str, int]) -> int:
-    """Count steps of the recursion: an average sample has more than half of the frames and of the states."""
+    """Return the number of steps of the recursion. An average sample has more than half of the frames and states."""
     return max(1, dims["time"] * dims["batch"] * dims["states"] // 4)
 
 

@@ -1,4 +1,4 @@
-"""The Huber loss, quadratic for small differences and linear for large ones, and its backward."""
+"""The Huber loss, quadratic for small differences and linear for large differences, and its backward."""
 
 import torch
 from torch.nn import functional

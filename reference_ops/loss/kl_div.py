@@ -48,7 +48,7 @@ def one_below_zero(inputs: Tensors, generator: torch.Generator, _: Mapping[str, 
     flat[torch.randint(len(flat), (1,), generator=generator, device=flat.device)] = -0.25
 
 
-# Softmaxes of constants and of tiny numbers are all equal: their divergence is only rounding.
+# Softmaxes of constants and of tiny numbers are all equal, so their divergence is only rounding.
 VALUES = ("uniform", "large", "heavy_tail", "shifted")
 EMULATED = workloads("float32 bfloat16", {"rows": 32, "cols": 256}, {"rows": 8, "cols": 1000})
 AWKWARD = rotated(
@@ -59,8 +59,9 @@ AWKWARD = rotated(
 ops = (
     Op(
         name="kl_div",
-        note="loss is the sum of target * (log(target) - log_probs) over everything, divided by rows; nothing where "
-        "target is 0, NaN where it is below. It is float32 whatever the inputs are, as under autocast.",
+        note="loss is the sum of target * (log(target) - log_probs) over everything, divided by rows; a term is 0 "
+        "where target is 0, and NaN where target is negative. loss is float32 for inputs of any dtype, as under "
+        "autocast.",
         reference=kl_div,
         baseline=in_own_dtype,
         baseline_free=("loss",),  # PyTorch's loss has fewer digits
@@ -81,11 +82,12 @@ ops = (
             "zeros_in_target": zeros,
             "target_below_zero": one_below_zero,
         },
-        flops=lambda dims: 4 * dims["rows"] * dims["cols"],  # a logarithm, subtract, multiply and add
-        # The logarithms are a hundred times larger than their sum, and bfloat16 has only a few hundred different ones:
-        # roundings repeat instead of averaging out. The error is up to six roundings of the loss in PyTorch's order, 11
-        # in others, and 104 where blocks add 16384 rows as they finish; 128 are allowed. Losses of other seeds differ
-        # by 2500 roundings.
+        # a logarithm, a subtraction, a multiplication and an addition
+        flops=lambda dims: 4 * dims["rows"] * dims["cols"],
+        # The logarithms are a hundred times larger than their sum, and bfloat16 has only a few hundred different
+        # values: roundings repeat instead of averaging out. The error is up to six roundings of the loss in PyTorch's
+        # order, 11 in other orders, and 104 if blocks add 16384 rows as they finish; 128 are allowed. Losses of
+        # different seeds differ by 2500 roundings.
         tolerance=Tolerance(factor=4, sums="added_up"),
         derived={"added_up": lambda dims: min(dims["rows"], 64)},
         backward=("kl_div_backward",),

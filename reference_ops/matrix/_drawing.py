@@ -1,4 +1,4 @@
-"""Operands of products, drawn as in models and so that sums do not overflow float16."""
+"""Operands of products, drawn as in models, and such that sums do not overflow float16."""
 
 import math
 

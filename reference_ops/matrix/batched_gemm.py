@@ -21,7 +21,7 @@ def at(batch: int, m: int, n: int, k: int) -> dict[str, int]:
 
 op = Op(
     name="batched_gemm",
-    note="out[i] = a[i] @ b[i] for every i of the batch, all row-major. No TF32.",
+    note="out[i] = a[i] @ b[i] for every i of the batch; all matrices are row-major. No TF32.",
     reference=batched_gemm,
     inputs=tensors(a="batch m k", b="batch k n"),
     outputs=tensors(out="batch m n"),
@@ -36,8 +36,8 @@ op = Op(
         "float32 bfloat16 float16",
         at(1, 1, 1, 1), at(5, 31, 33, 17), at(3, 33, 31, 65), at(7, 65, 1, 31), at(2, 1, 65, 33), at(2, 17, 16, 127),
     ),
-    # Products of two tiny numbers underflow float16. With constant matrices all results are one number, and a single
-    # rounding would decide them all.
+    # Products of two tiny numbers underflow float16. With constant matrices, all results are equal, and a single
+    # rounding would affect all of them.
     values=(*(name for name in OF_PRODUCTS if name not in ("tiny", "constant")), "integers"),
     draw=draw,
     flops=lambda dims: dims["batch"] * dims["m"] * dims["n"],

@@ -74,7 +74,7 @@ ops = (
         flops=lambda dims: dims["k"] * (dims["m"] + dims["n"]),
         matrix_flops=lambda dims: 4 * dims["m"] * dims["n"] * dims["k"],
         arranged=opposed(grad_out=1, b=1),
-        # The default factor suffices, as in the forward. grad_b has the longer sums: over all tokens of a batch.
+        # The default factor suffices, as in the forward. grad_b has the longer sums, over all tokens of a batch.
         tolerance=Tolerance(sums="m"),
     ),
 )

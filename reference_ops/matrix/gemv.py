@@ -1,4 +1,4 @@
-"""Products with a vector, or with the few rows of a decoding step, whose time is that of reading the weights once."""
+"""Products with a vector, or with the few rows of a decoding step. They take the time of reading the weights once."""
 
 import torch
 from torch.nn import functional

@@ -31,7 +31,7 @@ def activated(name: str, reference: Callable[..., torch.Tensor], formula: str, e
     return Op(
         name=name,
         note=f"A linear layer: out = {formula} of x @ weight.T + bias; weight is [n, k], row-major. No TF32. PyTorch "
-        "rounds the sum to the dtype before the activation; a kernel need not.",
+        "rounds the sum to the dtype before the activation; a kernel need not do so.",
         reference=reference,
         inputs=tensors(x="m k", weight="n k", bias="n"),
         outputs=tensors(out="m n"),
@@ -60,5 +60,5 @@ def activated(name: str, reference: Callable[..., torch.Tensor], formula: str, e
 
 ops = (
     activated("gemm_bias_relu", gemm_bias_relu, "relu", 1),
-    activated("gemm_bias_gelu", gemm_bias_gelu, "gelu (the exact one, erf)", 16),
+    activated("gemm_bias_gelu", gemm_bias_gelu, "gelu (exact, by erf)", 16),
 )

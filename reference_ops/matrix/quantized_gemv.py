@@ -61,7 +61,7 @@ def quantized(
     return Op(
         name=name,
         note=f"out[m, n] = scales[n] * sum over k of x[m, k] * weight[n, k]; weight holds {holds}, row-major; its "
-        "float32 scales are positive; m is 1 or a few. Rounded once, at the end.",
+        "float32 scales are positive; m is 1 or a few. The result is rounded once, at the end.",
         reference=references[0],
         baseline=references[1],
         baseline_free=("out",),  # PyTorch rounds the sum to the dtype before it scales
@@ -78,7 +78,8 @@ def quantized(
             "float32 bfloat16 float16",
             at(1, 1, 1), at(2, 31, 33), at(1, 33, 31), at(5, 7, 257), at(1, 129, 1009), at(9, 3, 4097),
         ),
-        # No "tiny", which underflow float16 when the weights are large, and no "integers", because scales are not.
+        # No "tiny", which underflows float16 when the weights are large, and no "integers", because the scales are not
+        # integers.
         values=tuple(name for name in OF_PRODUCTS if name != "tiny"),
         draw=draw,
         flops=lambda dims: dims["m"] * dims["n"],

@@ -1,4 +1,4 @@
-"""Products with triangular and diagonal matrices, where the work of PyTorch's dense product on zeros can be saved."""
+"""Products with triangular and diagonal matrices, in which the dense product's work on zeros can be saved."""
 
 import torch
 
@@ -25,8 +25,8 @@ def at(rows: int, cols: int) -> dict[str, int]:
 ops = (
     Op(
         name="triangular_gemm",
-        note="out = tril(a) @ b, row-major: out[i] is the sum over j <= i of a[i, j] * b[j]; what a holds above its "
-        "diagonal does not count. No TF32.",
+        note="out = tril(a) @ b, row-major: out[i] is the sum over j <= i of a[i, j] * b[j]; elements of a above its "
+             "diagonal have no effect. No TF32.",
         reference=triangular_gemm,
         inputs=tensors(a="rows rows", b="rows cols"),
         outputs=tensors(out="rows cols"),
@@ -53,7 +53,7 @@ ops = (
     ),
     Op(
         name="diagonal_gemm",
-        note="out = diag(d) @ b: row i of b times d[i]. PyTorch is timed on that too, not on the dense product.",
+        note="out = diag(d) @ b: row i of b times d[i]. PyTorch is also timed on this form, not on the dense product.",
         reference=diagonal_gemm,
         inputs=tensors(d="rows", b="rows cols"),
         outputs=tensors(out="rows cols"),

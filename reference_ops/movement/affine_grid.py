@@ -21,7 +21,7 @@ def at(batch: int, h: int, w: int) -> dict[str, int]:
 
 
 def of_forward(points: tuple[Workload, ...]) -> tuple[Workload, ...]:
-    """Return workloads with the image's size as parameters, because no input of the forward has it."""
+    """Return workloads with the image's size as parameters, because no input of the forward has this size."""
     return tuple(Workload(point.dtype, point.dims[:1], point.dims[1:]) for point in points)
 
 
@@ -32,7 +32,7 @@ OPEN = dict.fromkeys(
 GPU = workloads(
     "float32",
     at(256, 224, 224),
-    at(4096, 28, 28),  # digits
+    at(4096, 28, 28),  # images of digits
     at(32, 512, 512),
     at(2048, 32, 100),  # lines of text
     at(61, 211, 307),
@@ -43,7 +43,7 @@ ops = (
     Op(
         name="affine_grid",
         note="grid[b, i, j] = theta[b] @ (x, y, 1) with x = (2 * j + 1) / w - 1 and y = (2 * i + 1) / h - 1, the "
-        "centres of pixels where the image goes from -1 to 1 (align_corners=False); x comes first.",
+        "centres of pixels if the image extends from -1 to 1 (align_corners=False); x comes first.",
         reference=affine_grid,
         inputs=tensors(theta="batch 2 3"),
         outputs=tensors(grid="batch h w 2"),
@@ -58,7 +58,7 @@ ops = (
     ),
     Op(
         name="affine_grid_backward",
-        note="grad_theta[b, r] = the sum over all i and j of grad_grid[b, i, j, r] * (x, y, 1), see affine_grid.",
+        note="grad_theta[b, r] = the sum over all i and j of grad_grid[b, i, j, r] * (x, y, 1), as in affine_grid.",
         reference=affine_grid_backward,
         inputs=tensors(grad_grid="batch h w 2"),
         outputs=tensors(grad_theta="batch 2 3"),

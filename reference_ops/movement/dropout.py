@@ -48,7 +48,7 @@ def is_probability(known: Mapping[str, float]) -> bool:
 ops = (
     Op(
         name="dropout",
-        note="out = x / (1 - p) where `mask` is true, else 0. The mask is made elsewhere, true as often as 1 - p.",
+        note="out = x / (1 - p) where `mask` is true, else 0. The mask is an input, true with probability 1 - p.",
         reference=dropout,
         baseline=as_called,
         inputs=tensors(x="n", mask="bool[n]"),

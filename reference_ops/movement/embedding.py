@@ -10,7 +10,7 @@ from reference_ops.arrangements import of_indices
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
 from reference_ops.precision import wide
 
-STEPS = 64  # of the integral by which different indices are counted
+STEPS = 64  # number of steps of the integral by which different indices are counted
 
 
 def embedding(weight: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -57,7 +57,7 @@ def at(tokens: int, vocab: int, dim: int) -> dict[str, int]:
 
 
 def of_backward(points: tuple[Workload, ...]) -> tuple[Workload, ...]:
-    """Return workloads with the table's size as a parameter, because no input of the backward has it."""
+    """Return workloads with the table's size as a parameter, because no input of the backward has this size."""
     return tuple(replace(point, dims=point.dims[1:], parameters=point.dims[:1]) for point in points)
 
 
@@ -92,13 +92,13 @@ ops = (
         arranged=of_indices("indices", "vocab"),
         touched={"weight": lambda known: different(known["tokens"], known["vocab"]) * known["dim"]},
         flops=lambda dims: dims["tokens"] * dims["dim"],
-        tolerance=Tolerance(exact=True),  # it only moves numbers
+        tolerance=Tolerance(exact=True),  # no arithmetic: the op only moves numbers
         backward=("embedding_backward",),
     ),
     Op(
         name="embedding_backward",
         note="grad_weight[i] is the sum of grad_out[t] over all t with indices[t] = i, and 0 where there are none: "
-        "every row is written. Some indices come up hundreds of times. Added up in float32, rounded once.",
+        "every row is written. Some indices occur hundreds of times. Sums are in float32 and rounded once.",
         reference=embedding_backward,
         baseline=backward_as_called,
         baseline_free=("grad_weight",),  # in 16 bits PyTorch rounds at every step for up to 3072 tokens

@@ -40,9 +40,9 @@ def at(rows: int, cols: int, k: int) -> dict[str, int]:
 
 
 def of_backward(points: tuple[Workload, ...]) -> tuple[Workload, ...]:
-    """Return workloads with the width of x as a parameter, because no input of the backward has it."""
+    """Return workloads with the width of x as a parameter, because no input of the backward has this size."""
     return tuple(
-        Workload(point.dtype, (point.dims[0], point.dims[2]), (point.dims[1],))  # rows and k, and cols
+        Workload(point.dtype, (point.dims[0], point.dims[2]), (point.dims[1],))  # the dims: rows and k, and cols
         for point in points
     )
 
@@ -72,7 +72,7 @@ ops = (
         arranged=of_indices("indices", lambda inputs: inputs["x"].shape[1]),
         touched={"x": different},
         flops=lambda dims: dims["rows"] * dims["k"],
-        tolerance=Tolerance(exact=True),  # it only moves numbers
+        tolerance=Tolerance(exact=True),  # no arithmetic: the op only moves numbers
         backward=("gather_backward",),
     ),
     Op(
@@ -88,7 +88,7 @@ ops = (
         gpu=of_backward(GPU),
         emulated=of_backward(EMULATED),
         awkward=of_backward(AWKWARD),
-        values=(*COMMON, "integers"),  # it only adds
+        values=(*COMMON, "integers"),  # integers stay exact, because the op only adds
         draw=draw_of_backward,
         arranged=of_indices("indices", "cols"),
         flops=lambda dims: dims["rows"] * dims["k"],

@@ -11,7 +11,7 @@ MARGIN = 1 / 64  # least distance of a position from a pixel's centre, in pixels
 
 
 def grid_sample(x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
-    # As under autocast: PyTorch requires image and grid of one dtype, and positions need float32.
+    # As under autocast, because PyTorch requires the image and the grid to have one dtype, and positions need float32.
     return functional.grid_sample(x.to(grid.dtype), grid, "bilinear", "zeros", align_corners=False).to(x.dtype)
 
 
@@ -27,8 +27,8 @@ def grid_sample_backward(
 def draw_grid(inputs: Tensors, generator: torch.Generator, known: Mapping[str, int]) -> None:
     """Draw positions of images that are turned, scaled and shifted partly out of view.
 
-    The gradient of the grid jumps where a position passes a pixel's centre. Therefore no position is so near to one
-    that a rounding in float32 could move it to the other side.
+    The gradient of the grid jumps where a position passes a pixel's centre. Therefore no position is so near to a
+    centre that a rounding in float32 could move it to the other side.
     """
     grid = inputs["grid"]
     batch = len(grid)
@@ -45,7 +45,7 @@ def draw_grid(inputs: Tensors, generator: torch.Generator, known: Mapping[str, i
 
 
 def on_centres(inputs: Tensors, generator: torch.Generator, known: Mapping[str, int]) -> None:
-    """Draw positions at the centres of pixels, as of a flow of zero, some of them one pixel outside."""
+    """Draw positions at the centres of pixels, as for a flow of zero. Some of them are one pixel outside."""
     grid = inputs["grid"]
     for axis, size in enumerate((known["w"], known["h"])):
         pixel = torch.randint(-1, size + 1, grid.shape[:-1], generator=generator, device=grid.device)
@@ -92,9 +92,9 @@ ops = (
     Op(
         name="grid_sample",
         note="grid[b, i, j] = (gx, gy) is a position where the image's edges are at -1 and 1: px = ((gx + 1) * w - 1) "
-        "/ 2 and py = ((gy + 1) * h - 1) / 2 in pixels. out[b, c, i, j] is the mean of the four pixels round it, "
+        "/ 2 and py = ((gy + 1) * h - 1) / 2 in pixels. out[b, c, i, j] is the mean of the four pixels around it, "
         "(1 - |px - column|) * (1 - |py - row|) times each; a pixel outside of x counts as 0 (bilinear, zeros, "
-        "align_corners=False). Positions lie up to several images outside. The grid is float32 always.",
+        "align_corners=False). Positions lie up to several images outside. The grid is always float32.",
         reference=grid_sample,
         inputs=tensors(x="batch channels h w", grid="float32[batch oh ow 2]"),
         outputs=tensors(out="batch channels oh ow"),
@@ -110,9 +110,9 @@ ops = (
     ),
     Op(
         name="grid_sample_backward",
-        note="grad_x[b, c, row, column] is the sum of grad_out * the weight by which the forward took that pixel; "
+        note="grad_x[b, c, row, column] is the sum of grad_out times the weight of that pixel in the forward; "
         "every element is written. grad_grid[b, i, j] = (w / 2 * the sum over c of grad_out * d(out) / d(px), and h / "
-        "2 * that of d(out) / d(py)), pixels outside of x being 0. No position is within 1/64 of a pixel's centre "
+        "2 * that of d(out) / d(py)), where pixels outside of x are 0. No position is within 1/64 of a pixel's centre "
         "in either direction, where the gradient jumps. PyTorch adds to grad_x with float atomics.",
         reference=grid_sample_backward,
         inputs=tensors(grad_out="batch channels oh ow", x="batch channels h w", grid="float32[batch oh ow 2]"),

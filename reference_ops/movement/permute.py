@@ -15,7 +15,7 @@ def at(batch: int, seq: int, heads: int, dim: int) -> dict[str, int]:
 
 op = Op(
     name="permute",
-    note="out[b, h, s, d] = x[b, s, h, d]. Its gradient is the same op, with seq and heads the other way round.",
+    note="out[b, h, s, d] = x[b, s, h, d]. Its gradient is the same op, with seq and heads exchanged.",
     reference=permute,
     inputs=tensors(x="batch seq heads dim"),
     outputs=tensors(out="batch heads seq dim"),
@@ -23,7 +23,7 @@ op = Op(
         *workloads("bfloat16 float32 float16", at(4, 4096, 32, 128)),  # Llama 8B
         *workloads("bfloat16", at(32, 512, 12, 64)),  # BERT
         *workloads("float32", at(64, 197, 16, 64)),  # a vision transformer
-        *workloads("bfloat16", at(16, 64, 4096, 32)),  # the reverse of many heads, such as those of windows
+        *workloads("bfloat16", at(16, 64, 4096, 32)),  # the reverse, for many heads such as those of windows
         *workloads("bfloat16", at(3, 1021, 37, 81)),
     ),
     emulated=workloads("float32 bfloat16 float16", at(2, 24, 8, 16), at(1, 20, 12, 33)),
@@ -32,5 +32,5 @@ op = Op(
         at(1, 1, 1, 1), at(1, 31, 33, 1), at(2, 3, 1, 31), at(3, 1, 5, 7), at(1, 33, 31, 3), at(2, 7, 11, 65),
     ),
     flops=lambda dims: dims["batch"] * dims["seq"] * dims["heads"] * dims["dim"],
-    tolerance=Tolerance(exact=True),  # it only moves numbers
+    tolerance=Tolerance(exact=True),  # no arithmetic: the op only moves numbers
 )  # fmt: skip

@@ -11,7 +11,7 @@ from reference_ops.precision import TORCH_DTYPES
 
 LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
 SHORT = {"int8": "int8", "float8_e4m3fn": "fp8"}
-LEAST = 1e-10  # least magnitude on which a row's scale is based, so that rows of zeros have a scale too
+LEAST = 1e-10  # least magnitude on which a row's scale is based, so that rows of zeros also have a scale
 
 
 def at(rows: int, cols: int) -> dict[str, int]:
@@ -22,7 +22,7 @@ GPU = (
     *workloads("bfloat16 float32 float16", at(8192, 4096)),
     *workloads("bfloat16", at(4096, 14336)),  # before the last product of a Llama's feed-forward layer
     *workloads("bfloat16", at(32768, 1024)),
-    *workloads("bfloat16", at(16, 8192)),  # a few tokens being decoded
+    *workloads("bfloat16", at(16, 8192)),  # a few tokens of a decoding step
     *workloads("float32", at(4099, 3001)),
 )
 EMULATED = (
@@ -57,14 +57,14 @@ def quantise(dtype: str) -> Op:
     def reference(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         wide = x.float()
         most = wide.abs().amax(dim=-1, keepdim=True).clamp(min=LEAST)
-        limit = torch.full_like(most, largest)  # a tensor, because PyTorch divides by plain numbers less exactly
+        limit = torch.full_like(most, largest)  # a tensor, because PyTorch's division by Python numbers is less exact
         scaled = wide * (limit / most)
         rounded = scaled.round() if dtype == "int8" else scaled
         return rounded.clamp(-largest, largest).to(TORCH_DTYPES[dtype]), (most / limit).squeeze(-1)
 
     return Op(
         name=f"quantise_rows_{SHORT[dtype]}",
-        note=f"In float32, each operation rounded to nearest: most = max(max |x| of the row, {LEAST:g}); "
+        note=f"In float32, with each operation rounded to nearest: most = max(max |x| of the row, {LEAST:g}); "
         f"scales = most / {largest:g}; quantised = x * ({largest:g} / most), clamped to +-{largest:g} and rounded to "
         f"{dtype}, ties to even. Both outputs must be exact: one division per row, one multiplication per element.",
         reference=reference,
@@ -95,8 +95,8 @@ def dequantise(dtype: str) -> Op:
 
     return Op(
         name=f"dequantise_rows_{SHORT[dtype]}",
-        note=f"out = quantised * scales of the row, rounded once. `quantised` is {dtype}; `scales` are of the dtype "
-        "that is wanted.",
+        note=f"out = quantised * scales of the row, rounded once. `quantised` is {dtype}; `scales` have the dtype of "
+        "the result.",
         reference=reference,
         inputs=tensors(quantised=f"{dtype}[rows cols]", scales="rows"),
         outputs=tensors(out="rows cols"),

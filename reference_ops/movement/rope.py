@@ -33,7 +33,7 @@ def at(batch: int, heads: int, seq: int, half: int) -> dict[str, int]:
 
 GPU = (
     *workloads("bfloat16 float32 float16", at(4, 32, 4096, 64)),  # the queries of Llama 8B
-    *workloads("bfloat16", at(4, 8, 8192, 64)),  # and its keys
+    *workloads("bfloat16", at(4, 8, 8192, 64)),  # its keys
     *workloads("float32", at(16, 12, 2048, 32)),
     *workloads("bfloat16", at(64, 32, 1, 64)),  # one token each
     *workloads("bfloat16", at(3, 7, 1021, 33)),
@@ -46,7 +46,7 @@ ops = (
     Op(
         name="rope",
         note="With a and b the first and the second half of the last dim, out is a * cos - b * sin, then b * cos + "
-        "a * sin. cos and sin are float32, one number for each position and pair; inside it is float32 throughout.",
+        "a * sin. cos and sin are float32, one number for each position and pair; all computations are in float32.",
         reference=rope,
         inputs=tensors(x="batch heads seq dim", cos="float32[seq half]", sin="float32[seq half]"),
         outputs=tensors(out="batch heads seq dim"),
@@ -62,7 +62,7 @@ ops = (
     Op(
         name="rope_backward",
         note="The rotation back: with a and b the halves of grad_out, grad_x is a * cos + b * sin, then b * cos - "
-        "a * sin. cos and sin are float32, one number for each position and pair; inside it is float32 throughout.",
+        "a * sin. cos and sin are float32, one number for each position and pair; all computations are in float32.",
         reference=rope_backward,
         inputs=tensors(grad_out="batch heads seq dim", cos="float32[seq half]", sin="float32[seq half]"),
         outputs=tensors(grad_x="batch heads seq dim"),

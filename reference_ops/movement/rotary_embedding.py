@@ -1,4 +1,4 @@
-"""Rotary position embedding in the layout of models: the heads of a token together, with angles of whole heads.
+"""Rotary position embedding in the layout of models: a token's heads are contiguous, with angles of whole heads.
 
 This is `x * cos + rotate_half(x) * sin`, as Hugging Face's models write it.
 """
@@ -39,7 +39,7 @@ def at(tokens: int, heads: int, dim: int) -> dict[str, int]:
 
 GPU = (
     *workloads("bfloat16 float32 float16", at(4 * 4096, 32, 128)),  # the queries of Llama 8B
-    *workloads("bfloat16", at(4 * 8192, 8, 128)),  # and its keys
+    *workloads("bfloat16", at(4 * 8192, 8, 128)),  # its keys
     *workloads("float32", at(16 * 2048, 12, 64)),
     *workloads("bfloat16", at(64, 32, 128)),  # one token each
     *workloads("bfloat16", at(3 * 1021, 7, 66)),

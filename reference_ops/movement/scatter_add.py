@@ -39,7 +39,7 @@ def at(rows: int, count: int, dim: int) -> dict[str, int]:
 
 GPU = (
     *workloads("bfloat16 float32 float16", at(8192, 65536, 2048)),  # eight experts for each token
-    *workloads("bfloat16", at(4096, 8192, 4096)),  # Mixtral's two
+    *workloads("bfloat16", at(4096, 8192, 4096)),  # Mixtral's two experts
     *workloads("float32", at(19717, 88648, 500)),  # the graph PubMed
     *workloads("float32", at(2708, 10556, 1433)),  # the graph Cora
     *workloads("bfloat16", at(1009, 20011, 67)),
@@ -58,8 +58,8 @@ ops = (
     Op(
         name="scatter_add",
         note="out[i] = x[i] + the sum of src[j] over all j with indices[j] = i; indices are within bounds, and "
-        "repeat. The order is left open. With float atomics the result differs from run to run, and in 16 bits it is "
-        "rounded at every step; to be the same each time, let each row look for its own in order.",
+        "repeat. The order is not specified. With float atomics, the result differs from run to run, and in 16 bits it "
+        "is rounded at every step. To get the same result each time, let each row search for its sources in order.",
         reference=scatter_add,
         baseline=as_called,
         baseline_free=("out",),  # in 16 bits PyTorch rounds at every step
@@ -89,6 +89,6 @@ ops = (
         draw=draw,
         arranged=of_indices("indices", "rows"),
         flops=lambda dims: dims["count"] * dims["dim"],
-        tolerance=Tolerance(exact=True),  # it only moves numbers
+        tolerance=Tolerance(exact=True),  # no arithmetic: the op only moves numbers
     ),
 )

@@ -31,7 +31,7 @@ ops = (
         gpu=(
             *workloads("bfloat16 float32 float16", matrix(8192, 8192)),
             *workloads("bfloat16", matrix(16384, 16384)),
-            *workloads("bfloat16", matrix(4096, 14336)),  # a weight of Llama's
+            *workloads("bfloat16", matrix(4096, 14336)),  # a weight of Llama
             *workloads("float32", matrix(65536, 256)),
             *workloads("bfloat16", matrix(8191, 4099)),
         ),
@@ -41,7 +41,7 @@ ops = (
             matrix(1, 1), matrix(1, 1009), matrix(1009, 1), matrix(31, 33), matrix(33, 31), matrix(65, 127),
         ),
         flops=lambda dims: dims["rows"] * dims["cols"],
-        tolerance=Tolerance(exact=True),  # it only moves numbers
+        tolerance=Tolerance(exact=True),  # no arithmetic: the op only moves numbers
     ),
     Op(
         name="to_channels_last",
@@ -62,6 +62,6 @@ ops = (
             images(1, 1, 1, 1), images(2, 33, 31, 1), images(3, 31, 3, 11), images(1, 1, 5, 7), images(5, 65, 1, 1),
         ),
         flops=lambda dims: dims["n"] * dims["c"] * dims["h"] * dims["w"],
-        tolerance=Tolerance(exact=True),  # it only moves numbers
+        tolerance=Tolerance(exact=True),  # no arithmetic: the op only moves numbers
     ),
 )  # fmt: skip

@@ -55,7 +55,7 @@ def elements(dims: Mapping[str, int], height: str, width: str) -> int:
 
 
 def lines(size: int, resized: int) -> int:
-    """Count the rows or columns that a bilinear result depends on: not all, if it is much smaller than the image."""
+    """Return the number of rows or columns on which a bilinear result depends, which may be smaller than the image."""
     # The positions of the results' centres, times twice `resized` to keep them integers.
     centres = (max(0, (2 * i + 1) * size - resized) for i in range(resized))
     taken = {at for c in centres for at in (c // (2 * resized), -(-c // (2 * resized)))}
@@ -76,8 +76,8 @@ AWKWARD = rotated(
     at(3, 2, 31, 33, 5, 5), at(1, 2, 3, 2, 17, 33),
 )  # fmt: skip
 NEAREST_GPU = (
-    *workloads("bfloat16 float32 float16", at(16, 640, 32, 32), factor=2),  # a denoiser's decoder
-    *workloads("bfloat16", at(4, 512, 128, 128), factor=2),  # its decoder
+    *workloads("bfloat16 float32 float16", at(16, 640, 32, 32), factor=2),  # the decoder of a denoiser
+    *workloads("bfloat16", at(4, 512, 128, 128), factor=2),  # the decoder of its autoencoder
     *workloads("float32", at(32, 256, 40, 40), factor=2),  # a feature pyramid
     *workloads("bfloat16", at(8, 64, 64, 64), factor=4),
     *workloads("bfloat16", at(7, 61, 97, 131), factor=3),
@@ -101,7 +101,8 @@ bilinear = (
     Op(
         name="upsample_bilinear",
         note="Output row i lies at row max(0, (i + 0.5) * h / oh - 0.5) of x, and is the mean of the rows above and "
-        "below that, weighted by nearness; below the last row it is the last. Columns alike. (align_corners=False, "
+        "below that position, weighted by nearness; below the last row, it is the last row. Columns are treated "
+        "in the same way. (align_corners=False, "
         "no antialiasing; oh and ow may be smaller than h and w.)",
         reference=upsample_bilinear,
         inputs=tensors(x="batch channels h w"),
@@ -118,7 +119,7 @@ bilinear = (
     ),
     Op(
         name="upsample_bilinear_backward",
-        note="grad_x of a pixel is the sum of grad_out * the weight by which the forward took that pixel, see "
+        note="grad_x of a pixel is the sum of grad_out times the weight of that pixel in the forward, as in "
         "upsample_bilinear; every element is written. PyTorch adds with atomics on a GPU.",
         reference=upsample_bilinear_backward,
         baseline=bilinear_backward_as_called,
@@ -146,14 +147,14 @@ nearest = (
         gpu=NEAREST_GPU,
         emulated=NEAREST_EMULATED,
         awkward=NEAREST_AWKWARD,
-        valid=lambda known: known["factor"] <= LARGEST_FACTOR,  # above it PyTorch's own quotients are inexact
+        valid=lambda known: known["factor"] <= LARGEST_FACTOR,  # above this factor, PyTorch's own quotients are inexact
         flops=lambda dims: elements(dims, "oh", "ow"),
-        tolerance=Tolerance(exact=True),  # it only moves numbers
+        tolerance=Tolerance(exact=True),  # no arithmetic: the op only moves numbers
         backward=("upsample_nearest_backward",),
     ),
     Op(
         name="upsample_nearest_backward",
-        note="grad_x[b, c, i, j] is the sum of grad_out over the factor * factor elements that the pixel became.",
+        note="grad_x[b, c, i, j] is the sum of grad_out over the factor * factor elements made from the pixel.",
         reference=upsample_nearest_backward,
         inputs=tensors(grad_out="batch channels oh ow"),
         outputs=tensors(grad_x="batch channels h w"),
@@ -161,7 +162,7 @@ nearest = (
         gpu=NEAREST_GPU,
         emulated=NEAREST_EMULATED,
         awkward=NEAREST_AWKWARD,
-        values=(*MODERATE, "integers"),  # it only adds
+        values=(*MODERATE, "integers"),  # integers stay exact, because the op only adds
         valid=lambda known: known["factor"] <= LARGEST_FACTOR,
         flops=lambda dims: elements(dims, "oh", "ow"),
         tolerance=Tolerance(),  # the default factor suffices for sums in float32, rounded once

@@ -1,8 +1,8 @@
-"""Mean and variance of rows as PyTorch computes them on a GPU. On a CPU its float32 errors would be smaller."""
+"""Mean and variance of rows as PyTorch computes them on a GPU. On a CPU, PyTorch's float32 errors would be smaller."""
 
 import torch
 
-THREADS = 128  # threads of a block, each of which updates its own moments, element by element
+THREADS = 128  # number of threads of a block, each of which updates its own moments, element by element
 
 
 def moments_as_on_a_gpu(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -51,9 +51,10 @@ def draw_statistics(inputs: Tensors, _: torch.Generator) -> None:
 ops = (
     Op(
         name="add_layer_norm",
-        note="summed = x + residual, out = (summed - mean) * rstd * weight + bias, for each row of the sum its mean "
-        "and rstd = 1 / sqrt(variance + eps), the variance divided by cols. All of that from the sum in float32, "
-        "which only as the output `summed`, the residual stream, is rounded to the dtype. The statistics are float32.",
+        note="summed = x + residual, out = (summed - mean) * rstd * weight + bias, with the mean and rstd = 1 / "
+             "sqrt(variance + eps) of each row of the sum, the variance divided by cols. All of these are computed "
+             "from the sum in float32, which is rounded to the dtype only as the output `summed`, the residual stream. "
+             "The statistics are float32.",
         reference=add_layer_norm,
         baseline=rounded_before,
         baseline_free=("out", "mean", "rstd"),
@@ -67,7 +68,7 @@ ops = (
         ),
         emulated=workloads("float32 bfloat16 float16", *EMULATED, eps=EPS),
         awkward=rotated("float32 bfloat16 float16", *AWKWARD, eps=EPS),
-        nan_spreads=True,  # also in rows of one column
+        nan_spreads=True,  # `nan_spreads` also holds in rows of one column
         flops=lambda dims: 9 * dims["rows"] * dims["cols"],
         # The default factor suffices: the reference also works in float32 and rounds once.
         tolerance=Tolerance(sums="cols"),
@@ -96,7 +97,7 @@ ops = (
         draw=draw_statistics,
         values=VARIED,
         flops=lambda dims: 15 * dims["rows"] * dims["cols"],
-        # The default factor suffices: PyTorch sums rows and columns in float32 too.
+        # The default factor suffices: PyTorch also sums rows and columns in float32.
         tolerance=Tolerance(sums="rows"),
     ),
 )  # fmt: skip

@@ -29,7 +29,7 @@ ops = (
     Op(
         name="add_rms_norm",
         note="summed = x + residual, rounded to the dtype: the residual stream. out = rms_norm(summed) * weight, "
-        "the norm of the rounded sum.",
+        "with the norm of the rounded sum.",
         reference=add_rms_norm,
         inputs=tensors(x="rows cols", residual="rows cols", weight="cols"),
         outputs=tensors(out="rows cols", summed="rows cols"),

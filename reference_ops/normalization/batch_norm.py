@@ -24,7 +24,7 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> Five:
-    """On a CPU compute statistics in float32 as on a GPU, because there PyTorch adds in float64."""
+    """On a CPU, compute statistics in float32 as on a GPU, because PyTorch would add in float64."""
     if x.device.type != "cpu" or x.dtype == torch.float64:
         return as_called(x, weight, bias, running_mean, running_var, momentum, eps)
     channels = x.float().transpose(0, 1).flatten(1)
@@ -66,7 +66,7 @@ def backward_as_called(
 ) -> Three:
     """Call PyTorch's own backward.
 
-    In 16 bits a GPU rounds every grad_out * (x - mean) before adding it, and the partial sums between threads.
+    In 16 bits, a GPU rounds every grad_out * (x - mean) before adding it, as well as the partial sums of threads.
     """
     grad_x, grad_weight, grad_bias = aten.native_batch_norm_backward(
         grad_out, x, weight, None, None, mean, rstd, True, EPS, [True, True, True]
@@ -75,7 +75,7 @@ def backward_as_called(
 
 
 def draw_variance(inputs: Tensors, generator: torch.Generator) -> None:
-    """Draw positive variances, near zero in dead channels, where eps matters."""
+    """Draw positive variances, which are near zero in inactive channels, where eps matters."""
     inputs["running_var"].uniform_(-12, 1, generator=generator).exp_()
 
 
@@ -102,7 +102,7 @@ def in_two_steps(known: Mapping[str, Any]) -> int:
 
 
 def has_variance(known: Mapping[str, Any]) -> bool:
-    """Return whether there are several values per channel, as PyTorch requires, and a momentum that users choose.
+    """Return whether there are several values per channel, as PyTorch requires, and a usual momentum.
 
     Near a momentum of 1, running + momentum * (mean - running) is far less exact than the sum of two products.
     """
@@ -129,7 +129,7 @@ def emulated(**parameters: float) -> tuple[Workload, ...]:
 
 
 AWKWARD = (at(31, 3, 1, 1), at(1, 33, 1, 31), at(7, 5, 3, 11), at(2, 2, 1, 257), at(1, 1, 33, 31))
-CHANNELS = "float32[channels]"  # as mixed-precision training keeps weights and statistics
+CHANNELS = "float32[channels]"  # in float32, as mixed-precision training keeps weights and statistics
 IMAGES = "batch channels height width"
 DERIVED = {"per_channel": per_channel, "in_two_steps": in_two_steps}
 ROUNDED = ("grad_x", "grad_weight", "grad_bias")  # in float16 large products and sums overflow
@@ -177,7 +177,7 @@ ops = (
         valid=is_many,
         by_rows=False,
         draw=draw_statistics,
-        values=VARIED,  # no "shifted_columns": of gradients far from zero, normalizing leaves only rounding errors
+        values=VARIED,  # no "shifted_columns": normalising gradients far from zero leaves only rounding errors
         flops=lambda dims: 14 * dims["channels"] * per_channel(dims),
         # The default factor suffices: the reference sums in float32 and rounds once. The mean counts as exact, because
         # its error would be in all terms of grad_weight and would excuse errors in half of the bits.

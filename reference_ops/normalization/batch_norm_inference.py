@@ -1,4 +1,4 @@
-"""Batch normalisation of images by the running statistics."""
+"""Batch normalisation of images with the running statistics."""
 
 import torch
 from torch.nn import functional
@@ -21,7 +21,8 @@ def batch_norm_inference(
 
 op = Op(
     name="batch_norm_inference",
-    note="out = (x - running_mean) / sqrt(running_var + eps) * weight + bias, these four per channel and in float32.",
+    note="out = (x - running_mean) / sqrt(running_var + eps) * weight + bias, where these four tensors are per channel "
+         "and in float32.",
     reference=batch_norm_inference,
     inputs=tensors(x=IMAGES, weight=CHANNELS, bias=CHANNELS, running_mean=CHANNELS, running_var=CHANNELS),
     outputs=tensors(out=IMAGES),

@@ -56,7 +56,7 @@ def backward_as_called(
     rstd: torch.Tensor,
     weight: torch.Tensor,
 ) -> plain.Three:
-    """Call PyTorch's own backward, see batch_norm."""
+    """Call PyTorch's own backward; see batch_norm."""
     grad = aten.threshold_backward(grad_out, out, 0)
     return plain.backward_as_called(grad, x, mean, rstd, weight)
 

@@ -44,10 +44,10 @@ def group_norm_backward(
 
 
 def draw_apart(inputs: Tensors, generator: torch.Generator, known: Mapping[str, int]) -> None:
-    """Give each group its own scale: otherwise large groups would all have the same rstd in 16 bits.
+    """Give each group its own scale, because otherwise large groups would all have the same rstd in 16 bits.
 
     A constant group keeps a number with few bits, so that its last bits do not look like a variance. No scale exceeds
-    one: the largest numbers of float16 stay finite.
+    one, so that the largest numbers of float16 stay finite.
     """
     x, each = inputs["x"], (known["batch"], known["groups"])
     scales = torch.empty((*each, 1), dtype=x.dtype, device=x.device).uniform_(-4, 0, generator=generator).exp2_()
@@ -83,7 +83,7 @@ PER_CHANNEL = {"per_channel": lambda known: known["batch"] * known["height"] * k
 
 
 def gpu(dtypes: str, **parameters: float) -> tuple[Workload, ...]:
-    """Return workloads of the denoiser and the decoder of diffusion models; the first in every dtype."""
+    """Return workloads of the denoiser and the decoder of diffusion models, the first one in every dtype."""
     return (
         *workloads(dtypes, at(16, 320, 64, 64), groups=32, **parameters),
         *workloads("bfloat16 float32", at(32, 512, 64, 64), groups=32, **parameters),
@@ -103,9 +103,10 @@ def emulated(dtypes: str, **parameters: float) -> tuple[Workload, ...]:
 ops = (
     Op(
         name="group_norm",
-        note="Each image's channels in `groups` sets of channels // groups neighbours: out = (x - mean) * rstd * "
+        note="Each image's channels are normalised in `groups` sets of channels // groups neighbours: out = (x - mean) "
+             "* rstd * "
         "weight + bias, with mean and rstd = 1 / sqrt(variance + eps) of the per_group = channels // groups * height "
-        "* width values of a set, and the variance divided by as many; weight and bias are per channel. The "
+        "* width values of a set, with the variance divided by per_group; weight and bias are per channel. The "
         "statistics are rounded to the dtype only as outputs. The dim sets is groups.",
         reference=group_norm,
         baseline=as_called,
@@ -121,7 +122,7 @@ ops = (
         ),
         valid=divides,
         draw=draw_apart,
-        nan_spreads=True,  # also in groups of one element
+        nan_spreads=True,  # `nan_spreads` also holds in groups of one element
         flops=lambda dims: 8 * dims["batch"] * dims["channels"] * dims["height"] * dims["width"],
         # The default factor suffices: the reference sums in float32 and rounds once.
         tolerance=Tolerance(sums="per_group"),

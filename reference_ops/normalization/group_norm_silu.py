@@ -49,8 +49,9 @@ ops = (
         name="group_norm_silu",
         note="y = (x - mean) * rstd * weight + bias, out = y * sigmoid(y), where y is not rounded. Each image's "
         "channels are normalised in `groups` sets of channels // groups neighbours: mean and rstd = 1 / sqrt(variance "
-        "+ eps) are of the per_group = channels // groups * height * width values of a set, the variance divided by "
-        "as many; weight and bias are per channel. The statistics are rounded to the dtype only as outputs. The dim "
+        "+ eps) are of the per_group = channels // groups * height * width values of a set, with the variance divided "
+        "by per_group; weight and bias are per channel. The statistics are rounded to the dtype only as outputs. The "
+        "dim "
         "sets is groups.",
         reference=group_norm_silu,
         baseline=as_called,
@@ -66,7 +67,7 @@ ops = (
         ),
         valid=plain.divides,
         draw=plain.draw_apart,
-        nan_spreads=True,  # also in groups of one element
+        nan_spreads=True,  # `nan_spreads` also holds in groups of one element
         flops=lambda dims: 12 * dims["batch"] * dims["channels"] * dims["height"] * dims["width"],
         # The default factor suffices: the reference works in float32 and rounds once.
         tolerance=Tolerance(sums="per_group"),

@@ -36,7 +36,7 @@ def instance_norm_backward(
 def backward_as_called(
     grad_out: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor
 ) -> Three:
-    """Call PyTorch's own backward, see batch_norm."""
+    """Call PyTorch's own backward; see batch_norm."""
     batch, channels, height, width = x.shape
     one = (1, batch * channels, height, width)
     of_each = (mean.reshape(-1), rstd.reshape(-1), weight.repeat(batch))
@@ -85,8 +85,8 @@ ops = (
     Op(
         name="instance_norm",
         note="For each channel of each image, over its area = height * width values: mean, rstd = 1 / sqrt(variance + "
-        "eps) with the variance divided by area, and out = (x - mean) * rstd * weight + bias, weight and bias per "
-        "channel. All but x and out are in float32.",
+        "eps) with the variance divided by area, and out = (x - mean) * rstd * weight + bias, with weight and bias per "
+        "channel. All tensors except x and out are in float32.",
         reference=instance_norm,
         inputs=tensors(x=IMAGES, weight=CHANNELS, bias=CHANNELS),
         outputs=tensors(out=IMAGES, mean=STATISTICS, rstd=STATISTICS),
@@ -119,7 +119,7 @@ ops = (
         values=CENTRED,
         flops=lambda dims: 14 * dims["channels"] * dims["per_channel"],
         # The default factor suffices: the reference sums in float32, first each image and then all images, and rounds
-        # once. An error of the mean would be in all terms of grad_weight, see batch_norm.
+        # once. An error of the mean would be in all terms of grad_weight; see batch_norm.
         tolerance=Tolerance(sums="area", given=("mean", "rstd")),
     ),
 )  # fmt: skip

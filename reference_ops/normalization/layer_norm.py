@@ -15,7 +15,7 @@ VARIED = tuple(name for name in COMMON if name != "constant")
 def layer_norm(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """On a CPU compute in float32 as on a GPU, whose errors are larger than those of a CPU."""
+    """On a CPU, compute in float32 as on a GPU, whose errors are larger than those of a CPU."""
     if x.device.type != "cpu" or x.dtype == torch.float64:
         return as_called(x, weight, bias, eps)
     mean, variance = moments_as_on_a_gpu(x.float())
@@ -64,8 +64,8 @@ EMULATED = ({"rows": 32, "cols": 256}, {"rows": 16, "cols": 768}, {"rows": 3, "c
 ops = (
     Op(
         name="layer_norm",
-        note="out = (x - mean) * rstd * weight + bias, for each row its mean and rstd = 1 / sqrt(variance + eps), the "
-        "variance divided by cols. Both statistics are outputs too, in float32, for the backward.",
+        note="out = (x - mean) * rstd * weight + bias, with the mean and rstd = 1 / sqrt(variance + eps) of each row, "
+             "the variance divided by cols. Both statistics are also outputs, in float32, for the backward.",
         reference=layer_norm,
         baseline=as_called,
         inputs=tensors(x="rows cols", weight="cols", bias="cols"),
@@ -78,7 +78,7 @@ ops = (
         ),
         emulated=workloads("float32 bfloat16 float16", *EMULATED, eps=EPS),
         awkward=rotated("float32 bfloat16 float16", *AWKWARD, eps=EPS),
-        nan_spreads=True,  # also in rows of one column
+        nan_spreads=True,  # `nan_spreads` also holds in rows of one column
         flops=lambda dims: 8 * dims["rows"] * dims["cols"],
         # The default factor suffices: PyTorch also sums in float32 and rounds once.
         tolerance=Tolerance(sums="cols"),
@@ -105,7 +105,7 @@ ops = (
         draw=draw_statistics,
         values=VARIED,
         flops=lambda dims: 14 * dims["rows"] * dims["cols"],
-        # The default factor suffices: PyTorch sums rows and columns in float32 too.
+        # The default factor suffices: PyTorch also sums rows and columns in float32.
         tolerance=Tolerance(sums="rows"),
     ),
 )  # fmt: skip

@@ -31,7 +31,7 @@ def local_response_norm_backward(
     before, after = size // 2, (size - 1) // 2
     scale = windows(value.square(), size, before, after).mul_(alpha).add_(k)
     power = scale.pow(-beta)
-    others = windows(grad * value * power / scale, size, after, before)  # windows that contain a channel
+    others = windows(grad * value * power / scale, size, after, before)  # number of windows that contain a channel
     return (grad * power - 2 * alpha * beta * value * others).to(x.dtype)
 
 
@@ -73,7 +73,7 @@ ops = (
     Op(
         name="local_response_norm",
         note="out = x / (k + alpha * m) ** beta, where m is the sum of the squares of x at the same pixel over the "
-        "channels c - size // 2 to c + (size - 1) // 2 as far as there are any, divided by `size` always.",
+        "channels c - size // 2 to c + (size - 1) // 2 that exist, always divided by `size`.",
         reference=local_response_norm,
         baseline=as_called,
         baseline_free=("out",),  # in 16 bits PyTorch rounds at every step

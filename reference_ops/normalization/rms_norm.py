@@ -34,9 +34,10 @@ def longest_sum(known: Mapping[str, Any]) -> int:
     return int(max(known["rows"], known["cols"]))
 
 
-# On a GPU PyTorch's sum of squares of an infinity is NaN.
+# On a GPU, PyTorch's sum of squares that include an infinity is NaN.
 OF_INFINITE_ROWS = dict.fromkeys(
-    (INFINITE, MINUS_INF), "the other numbers of a row with an infinity become 0 or NaN, as the squares are summed"
+    (INFINITE, MINUS_INF),
+    "the other numbers of a row with an infinity become 0 or NaN, depending on how the squares are summed",
 )
 EMULATED = ({"rows": 64, "cols": 256}, {"rows": 16, "cols": 1024}, {"rows": 3, "cols": 2080})
 AWKWARD = (
@@ -60,7 +61,7 @@ ops = (
         emulated=workloads("float32 bfloat16 float16", *EMULATED, eps=1e-6),
         awkward=rotated("float32 bfloat16 float16", *AWKWARD, eps=1e-6),
         exempt=OF_INFINITE_ROWS,
-        flops=lambda dims: 4 * dims["rows"] * dims["cols"],  # square, add, and two multiplications
+        flops=lambda dims: 4 * dims["rows"] * dims["cols"],  # a square, an addition and two multiplications
         # The default factor suffices: at best PyTorch sums in float32 and rounds once.
         tolerance=Tolerance(sums="cols"),
         backward=("rms_norm_backward",),

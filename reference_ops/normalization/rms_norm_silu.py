@@ -43,8 +43,8 @@ GPU = (
 ops = (
     Op(
         name="rms_norm_silu",
-        note="y = x * z * sigmoid(z), not rounded to the dtype; out = y / sqrt(mean(y * y) + eps) * weight, means "
-        "over each row.",
+        note="y = x * z * sigmoid(z), not rounded to the dtype; out = y / sqrt(mean(y * y) + eps) * weight, with the "
+             "mean over each row.",
         reference=rms_norm_silu,
         inputs=tensors(x="rows cols", z="rows cols", weight="cols"),
         outputs=tensors(out="rows cols"),

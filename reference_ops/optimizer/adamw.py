@@ -47,7 +47,8 @@ SMALL = ({"n": 8 * 1024}, {"n": 3 * 4096 + 32})
 
 op = Op(
     name="adamw",
-    note="new_exp_avg, new_exp_avg_sq: m, v after this step, in float32. new_param = (1 - lr * weight_decay) * param - "
+    note="new_exp_avg, new_exp_avg_sq: m and v after this step, in float32. new_param = (1 - lr * weight_decay) * "
+    "param - "
     "lr / (1 - beta1**step) * m / (sqrt(v / (1 - beta2**step)) + eps), rounded once; beta**step in double.",
     reference=adamw,
     inputs=tensors(param="n", grad="n", exp_avg="float32[n]", exp_avg_sq="float32[n]"),
@@ -55,7 +56,8 @@ op = Op(
     gpu=(
         *workloads("float32", {"n": 4096 * 4096}, **FINE, step=1000),  # a projection of Llama 2 7B
         *workloads("bfloat16", {"n": 4096 * 4096}, **COARSE, step=1000),
-        *workloads("float32", {"n": 25_557_032}, {"n": 768 * 768}, **FINE, step=1),  # all of ResNet-50; one of GPT-2's
+        # all parameters of ResNet-50; one of GPT-2
+        *workloads("float32", {"n": 25_557_032}, {"n": 768 * 768}, **FINE, step=1),
         *workloads("bfloat16", {"n": 50257 * 768}, {"n": 9_999_991}, **COARSE, step=20),  # GPT-2's embedding; awkward
     ),
     emulated=(
@@ -77,12 +79,14 @@ op = Op(
         and 0 <= known["beta1"] < 1
         and 0 <= known["beta2"] < 1
         and known["step"] > 0
-        # A step that takes nearly all of a parameter leaves a difference of two numbers, and of a rounded lr *
-        # weight_decay few digits. If lr * weight_decay is at most a half, 1 - lr * weight_decay has all the digits of
-        # its terms.
+        # A step that removes nearly all of a parameter leaves a difference of two numbers, which has few correct digits
+        # if lr * weight_decay is rounded. If lr * weight_decay is at most a half, 1 - lr * weight_decay has all the
+        # digits of its terms.
         and known["lr"] * known["weight_decay"] <= 1 / 2
     ),
-    # Two moments with three operations each, a root, two divisions with four each, two products and a difference.
+    # Two moments with three operations each, a root, two divisions with four operations each, two products and a
+    # difference.
     flops=lambda dims: 22 * dims["n"],
-    # The default factor suffices: PyTorch rounds every intermediate result to float32, and a kernel need not do worse.
+    # The default factor suffices: PyTorch rounds every intermediate result to float32, and a kernel need not be less
+    # exact.
 )

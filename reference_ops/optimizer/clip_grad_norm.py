@@ -21,9 +21,10 @@ op = Op(
     outputs=tensors(out="n", norm="float32[1]"),
     gpu=(
         *workloads("bfloat16 float32 float16", {"n": 2**26}, max_norm=1.0),  # a bucket of a large model
-        *workloads("float32", {"n": 25_557_032}, max_norm=1.0),  # all of ResNet-50
+        *workloads("float32", {"n": 25_557_032}, max_norm=1.0),  # all parameters of ResNet-50
         *workloads("bfloat16", {"n": 50257 * 768}, {"n": 768 * 768}, {"n": 9_999_991}, max_norm=1.0),  # GPT-2; awkward
-        *workloads("float32", {"n": 9_999_991}, max_norm=1e4),  # the usual norm is a third of this limit: no clipping
+        # no clipping, because the usual norm is a third of this limit
+        *workloads("float32", {"n": 9_999_991}, max_norm=1e4),
     ),
     emulated=(
         *workloads("float32 bfloat16 float16", {"n": 8 * 1024}, {"n": 3 * 4096 + 32}, max_norm=1.0),
@@ -37,10 +38,10 @@ op = Op(
         ),
         *rotated("bfloat16 float16", {"n": 40_009}, {"n": 90_001}, max_norm=600.0),
     ),
-    # "tiny" is left out: its squares underflow in a kernel, while PyTorch does not square a single element. Each row is
-    # one element here, so "constant" gives normal numbers.
+    # "tiny" is left out, because its squares underflow in a kernel, while PyTorch does not square a single element.
+    # Each row is one element here, so "constant" gives normal numbers.
     values=tuple(name for name in OF_PRODUCTS if name not in ("tiny", "constant")),
-    by_rows=False,  # every value is scaled by the norm of all
+    by_rows=False,  # every value is scaled by the norm of all values
     arranged=nan_at_the_end("grad"),
     valid=lambda known: known["max_norm"] >= 0,
     flops=lambda dims: 3 * dims["n"],

@@ -1,4 +1,4 @@
-"""A step of stochastic gradient descent with momentum on a flat vector of parameters, its momentum in float32."""
+"""A step of stochastic gradient descent with momentum on a flat vector of parameters, with the momentum in float32."""
 
 import torch
 
@@ -28,15 +28,18 @@ op = Op(
     inputs=tensors(param="n", grad="n", momentum_buffer="float32[n]"),
     outputs=tensors(new_param="n", new_momentum_buffer="float32[n]"),
     gpu=(
-        *workloads("float32 bfloat16", {"n": 25_557_032}, **SETTINGS),  # all of ResNet-50
+        *workloads("float32 bfloat16", {"n": 25_557_032}, **SETTINGS),  # all parameters of ResNet-50
         *workloads("float32", {"n": 512 * 512 * 9}, {"n": 2048 * 1000}, **SETTINGS),  # two of its layers
-        *workloads("bfloat16", {"n": 4096 * 11008}, {"n": 9_999_991}, **SETTINGS),  # of Llama 2 7B; and an awkward one
+        # a layer of Llama 2 7B, and an awkward size
+        *workloads("bfloat16", {"n": 4096 * 11008}, {"n": 9_999_991}, **SETTINGS),
     ),
     emulated=workloads("float32 bfloat16", {"n": 8 * 1024}, {"n": 3 * 4096 + 32}, **SETTINGS),
     awkward=rotated(
         "float32 bfloat16", {"n": 1}, {"n": 31}, {"n": 33}, {"n": 1009}, {"n": 4095}, {"n": 4097}, **SETTINGS
     ),
-    valid=lambda known: min(known["lr"], known["momentum"], known["weight_decay"]) >= 0,  # as PyTorch requires
+    # the condition that PyTorch requires
+    valid=lambda known: min(known["lr"], known["momentum"], known["weight_decay"]) >= 0,
     flops=lambda dims: 6 * dims["n"],
-    # The default factor suffices: PyTorch rounds every intermediate result to float32, and a kernel need not do worse.
+    # The default factor suffices: PyTorch rounds every intermediate result to float32, and a kernel need not be less
+    # exact.
 )

@@ -44,7 +44,7 @@ def outer_sizes(rank: int) -> dict[str, Rule]:
 
 
 def inner_sizes(rank: int) -> dict[str, Rule]:
-    """Return the sizes of the forward's input, which a backward takes as parameters because it has no such input."""
+    """Return the sizes of the forward's input. They are parameters of a backward that has no such input."""
     return {axis: as_given(axis) for axis in AXES[rank]}
 
 

@@ -60,7 +60,7 @@ AWKWARD = {
     1: (
         *rotated("float32", at(1, 1, 1), ol=1),
         *rotated("bfloat16 float16", at(31, 1, 33), at(2, 3, 257), ol=5),
-        *rotated("float32", at(2, 3, 3), ol=7),  # larger than the input
+        *rotated("float32", at(2, 3, 3), ol=7),  # results larger than the input
     ),
     2: (
         *rotated("float32", at(1, 1, 1, 1), oh=1, ow=1),
@@ -72,7 +72,7 @@ AWKWARD = {
         *rotated("bfloat16 float16", at(1, 2, 3, 5, 31), at(2, 1, 5, 7, 11), od=2, oh=3, ow=5),
     ),
 }
-# Divided by the size of a window, tiny numbers are so near float16's smallest number that few digits are left.
+# Tiny numbers divided by the size of a window are so near float16's smallest number that few digits are left.
 DIVISIBLE = tuple(name for name in COMMON if name != "tiny")
 NOTE = (
     "Along an axis of `size` the window of output o of `count` is floor(o * size / count) up to, not including, "
@@ -116,7 +116,7 @@ def adaptive_avg_pool(rank: int) -> Op:
 
 
 def adaptive_avg_pool_backward(rank: int) -> Op:
-    planes = max(rank, 2)  # PyTorch treats a row as a plane of one row
+    planes = max(rank, 2)  # PyTorch treats a row as a plane with one row
     backward = in_float32_on_cpu(getattr(torch.ops.aten, f"_adaptive_avg_pool{planes}d_backward"))
 
     def reference(grad_out: torch.Tensor, **sizes: int) -> torch.Tensor:
@@ -131,7 +131,7 @@ def adaptive_avg_pool_backward(rank: int) -> Op:
 
     return Op(
         name=f"adaptive_avg_pool{rank}d_backward",
-        note=f"{NOTE}grad_x[i] is the sum of grad_out[o] / (elements of window o) over the windows that hold i.",
+        note=f"{NOTE}grad_x[i] is the sum of grad_out[o] / (elements of window o) over the windows that contain i.",
         reference=reference,
         baseline=as_called,
         baseline_free=("grad_x",),  # in 16 bits PyTorch may round at every step

@@ -79,7 +79,7 @@ def avg_pool(rank: int) -> Op:
 
     return Op(
         name=f"avg_pool{rank}d",
-        note="`kernel`, `stride` and `padding` are the same along each axis. The padding counts, as zeros: every sum "
+        note="`kernel`, `stride` and `padding` are the same along each axis. The padding counts as zeros: every sum "
         f"is divided by kernel ** {rank}.",
         reference=reference,
         inputs=tensors(x=inner(rank)),
@@ -96,7 +96,7 @@ def avg_pool(rank: int) -> Op:
 
 
 def avg_pool_backward(rank: int) -> Op:
-    planes = max(rank, 2)  # PyTorch treats a row as a plane of one row
+    planes = max(rank, 2)  # PyTorch treats a row as a plane with one row
     backward = in_float32_on_cpu(getattr(torch.ops.aten, f"avg_pool{planes}d_backward"))
 
     def reference(grad_out: torch.Tensor, **known: int) -> torch.Tensor:
@@ -112,7 +112,7 @@ def avg_pool_backward(rank: int) -> Op:
 
     return Op(
         name=f"avg_pool{rank}d_backward",
-        note=f"grad_x[i] is the sum of grad_out / kernel ** {rank} over the windows that hold i.",
+        note=f"grad_x[i] is the sum of grad_out / kernel ** {rank} over the windows that contain i.",
         reference=reference,
         baseline=as_called,
         baseline_free=("grad_x",),  # in 16 bits PyTorch may round at every step

@@ -82,8 +82,8 @@ def max_pool(rank: int) -> Op:
     return Op(
         name=f"max_pool{rank}d",
         note="`kernel`, `stride` and `padding` are the same along each axis. `indices` are places in the plane of x, "
-        f"row-major over its dims {' '.join(AXES[rank])}. Of equal values (-0.0 equals 0.0), -inf too, the first in "
-        "row-major order counts; the padding never does. NaN counts as greater than every number.",
+        f"row-major over its dims {' '.join(AXES[rank])}. Of equal values (-0.0 equals 0.0), including -inf, the first "
+        "in row-major order counts; the padding never counts. NaN counts as greater than every number.",
         reference=reference,
         inputs=tensors(x=inner(rank)),
         outputs=tensors(out=outer(rank), indices=f"int64[{outer(rank)}]"),
@@ -95,7 +95,7 @@ def max_pool(rank: int) -> Op:
         arranged={**of_order("x"), **many_nan("x"), **planes_of_minus_inf("x")},
         valid=fits,
         flops=lambda dims: volume(dims, f"{outer(rank)} taps"),
-        tolerance=Tolerance(exact=True),  # a selection computes nothing, so nothing is rounded
+        tolerance=Tolerance(exact=True),  # a selection involves no rounding
         backward=(f"max_pool{rank}d_backward",),
     )
 
@@ -109,7 +109,7 @@ def max_pool_backward(rank: int) -> Op:
     ) -> torch.Tensor:
         # PyTorch reads only the shape of the forward's input.
         x = grad_out.new_empty((*grad_out.shape[:2], *(sizes[axis] for axis in AXES[rank])))
-        if rank == 1:  # PyTorch treats it as a plane of one row
+        if rank == 1:  # PyTorch treats a row as a plane with one row
             window = [1, kernel], [1, stride], [0, padding], [1, 1], False, indices.unsqueeze(2)
             lifted = (tensor.unsqueeze(2) for tensor in (grad_out, x))
             row: torch.Tensor = torch.ops.aten.max_pool2d_with_indices_backward(*lifted, *window)
@@ -128,7 +128,8 @@ def max_pool_backward(rank: int) -> Op:
             begin, end = first.clamp(min=0), (first + known["kernel"]).clamp(max=known[axis])
             chance = torch.empty(indices.shape, device=indices.device).uniform_(generator=generator)
             places = chance.mul_((end - begin).view(shape)).to(torch.int64)
-            places = torch.minimum(places + begin.view(shape), end.view(shape) - 1)  # 1 - 2**-24 may be rounded up
+            # clamped, because 1 - 2**-24 may be rounded up
+            places = torch.minimum(places + begin.view(shape), end.view(shape) - 1)
             indices.mul_(known[axis]).add_(places)
 
     return Op(
@@ -144,7 +145,7 @@ def max_pool_backward(rank: int) -> Op:
         gpu=of_backward(GPU[rank]),
         emulated=of_backward(EMULATED[rank]),
         awkward=of_backward(AWKWARD[rank]),
-        values=(*COMMON, "integers"),  # it only adds
+        values=(*COMMON, "integers"),  # integers stay exact, because the op only adds
         draw=draw,
         valid=fits,
         flops=lambda dims: volume(dims, outer(rank)),

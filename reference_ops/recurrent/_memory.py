@@ -7,13 +7,14 @@ import torch
 
 from reference_ops.op import Tensors
 
-SHARE = 1 / 8  # share of such units: their tolerance must not excuse errors of the others
-LONGEST = 128  # steps
+SHARE = 1 / 8  # share of such units; their tolerance must not excuse errors of the other units
+LONGEST = 128  # number of steps
 PULSE_CHANCE = 1 / 64
 PULSE, HOLD = 6.0, 3.0  # a pulse exceeds the weight by which a unit holds its state
 OPEN = 3.0  # input that opens a gate; its negative closes the gate
 QUIET = 1 / 16
-GATES_OF_HOLDING = {1: (0.0,), 3: (OPEN, -OPEN, 0.0), 4: (OPEN, -OPEN, 0.0, OPEN)}  # plain network, GRU, LSTM
+# for a plain network, a GRU and an LSTM; key: number of gates
+GATES_OF_HOLDING = {1: (0.0,), 3: (OPEN, -OPEN, 0.0), 4: (OPEN, -OPEN, 0.0, OPEN)}
 KEEPING = 1  # index of the gate that decides how much of the past stays, in a GRU and an LSTM
 
 
@@ -48,7 +49,7 @@ def keep_for_long(inputs: Tensors, generator: torch.Generator) -> None:
     steps = torch.empty(hidden, device=device).uniform_(1, LONGEST, generator=generator)
     bias, kept = inputs["b_ih"].view(-1, hidden), steps.log_() * _some(hidden, generator, device)
     bias[KEEPING] += kept
-    if "c0" in inputs:  # the gate before it admits new input
+    if "c0" in inputs:  # the gate before this one admits new input
         bias[KEEPING - 1] -= kept
 
 
@@ -56,7 +57,7 @@ def hand_back(inputs: Tensors, generator: torch.Generator) -> None:
     """Let some units without gates pass gradients back to the first step unchanged.
 
     Their weight is one, and the gradients that arrive are rare pulses of one size, a power of two, whose sums are exact
-    in 16 bits too. With any other weight the roundings of all steps would exceed the effect to be tested.
+    in 16 bits too. With any other weight, the roundings of all steps would exceed the effect to be tested.
     """
     w_hh, out = inputs["w_hh"], inputs["out"]
     hidden = w_hh.shape[1]
@@ -65,7 +66,7 @@ def hand_back(inputs: Tensors, generator: torch.Generator) -> None:
     handing = _some(hidden, generator, w_hh.device)
     w_hh.copy_(torch.where(handing[:, None], w_hh * QUIET, w_hh))  # the weights between these units and others
     w_hh.copy_(torch.where(handing, torch.eye(hidden, device=w_hh.device), w_hh))
-    out.masked_fill_(handing, 0.0)  # where tanh is steepest, with a slope of one
+    out.masked_fill_(handing, 0.0)  # a bias of zero, where tanh has its largest slope, one
     for name, chance in (("grad_out", PULSE_CHANCE), ("grad_h_n", 1.0)):
         gradient = inputs[name]
         pulses = torch.empty_like(gradient).bernoulli_(chance, generator=generator)

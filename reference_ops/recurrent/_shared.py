@@ -16,15 +16,16 @@ warnings.filterwarnings("ignore", message="RNN module weights are not part")
 WEIGHTS = ("w_ih", "w_hh", "b_ih", "b_hh")
 # Numbers hundreds of times larger than in a model saturate every gate, and all gradients vanish.
 VALUES = ("uniform", "tiny")
-# With "tiny", a few numbers make up a weight's gradient, and their rounding to the dtype is as large as the others.
+# With "tiny", a few numbers make up a weight's gradient, and their rounding to the dtype is as large as the other
+# numbers.
 OF_GRADIENTS = ("uniform",)
 
 
 def draw(inputs: Tensors, generator: torch.Generator) -> None:
-    """Draw weights as PyTorch initialises them and states as in networks, whatever the distribution of x.
+    """Draw weights as PyTorch initialises them, and states as in networks, for any distribution of x.
 
-    With larger weights sequences are chaotic. The gradients of the last states are as large as those of a step: larger
-    ones fade step by step and would hide the gradients of other steps.
+    With larger weights, sequences would be chaotic. The gradients of the last states are as large as those of a step.
+    Larger gradients would fade step by step and hide the gradients of other steps.
     """
     hidden = inputs["w_hh"].shape[1]
     for name in WEIGHTS:
@@ -70,7 +71,7 @@ def leaves(inputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
 
 
 def as_on_a_gpu(network: Callable[..., tuple[torch.Tensor, ...]], *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Compute in float32 and round once on a CPU, where PyTorch rounds to 16 bits at each operation, unlike cuDNN."""
+    """Compute in float32 and round once on a CPU, where PyTorch, unlike cuDNN, rounds to 16 bits at each operation."""
     if given[0].is_cuda or given[0].element_size() > 2:
         return network(*given)
     return tuple(found.to(given[0].dtype) for found in network(*(tensor.float() for tensor in given)))

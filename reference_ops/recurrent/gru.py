@@ -24,9 +24,10 @@ from reference_ops.recurrent._shared import (
 
 Many = tuple[torch.Tensor, ...]
 NOTE = (
-    "For each time t, with h of the step before, at first h0, a = x[t] @ w_ih^T + b_ih and b = h @ w_hh^T + b_hh, each "
+    "For each time t, with h of the previous step, which is h0 at first, a = x[t] @ w_ih^T + b_ih and b = h @ w_hh^T + "
+    "b_hh, each "
     "of three thirds r, z, n: r = sigmoid(a_r + b_r), z = sigmoid(a_z + b_z), n = tanh(a_n + r * b_n); "
-    "h = (1 - z) * n + z * h. out has the h of all steps, h_n is that of the last. "
+    "h = (1 - z) * n + z * h. out has the h of all steps, h_n is the h of the last step. "
 )
 
 
@@ -103,7 +104,7 @@ INPUTS = {
 ops = (
     Op(
         name="gru",
-        note=NOTE + "One layer of torch.nn.GRU; several are several calls.",
+        note=NOTE + "One layer of torch.nn.GRU; several layers are several calls.",
         reference=gru,
         inputs=tensors(**INPUTS),
         outputs=tensors(out="time batch hidden", h_n="batch hidden"),
@@ -111,7 +112,7 @@ ops = (
         gpu=SEQUENCES_GPU,
         emulated=SEQUENCES_EMULATED,
         awkward=SEQUENCES_AWKWARD,
-        by_rows=False,  # a step depends on the one before
+        by_rows=False,  # a step depends on the previous step
         values=VALUES,
         draw=draw,
         flops=lambda dims: 16 * units(dims),
@@ -124,8 +125,8 @@ ops = (
     Op(
         name="gru_backward",
         note="The gradients from the forward's inputs and `out`, from which all gates can be recomputed at once. "
-        + NOTE + "PyTorch's time is that of its forward and backward: cuDNN's backward asks for what its own forward "
-        "left behind.",
+        + NOTE + "PyTorch's time is that of its forward and backward: cuDNN's backward needs buffers of its own "
+                 "forward.",
         reference=gru_backward,
         baseline=by_autograd,
         baseline_free=tuple(f"grad_{name}" for name in INPUTS),  # in 16 bits PyTorch rounds after every operation

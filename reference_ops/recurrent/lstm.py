@@ -24,9 +24,10 @@ from reference_ops.recurrent._shared import (
 
 Many = tuple[torch.Tensor, ...]
 NOTE = (
-    "For each time t, with h, c of the step before, at first h0, c0: i, f, g, o = the four quarters of "
+    "For each time t, with h and c of the previous step, which are h0 and c0 at first: i, f, g, o = the four quarters "
+    "of "
     "x[t] @ w_ih^T + b_ih + h @ w_hh^T + b_hh, in this order; c = sigmoid(f) * c + sigmoid(i) * tanh(g); "
-    "h = sigmoid(o) * tanh(c). out has the h of all steps, h_n and c_n are those of the last. "
+    "h = sigmoid(o) * tanh(c). out has the h of all steps, h_n and c_n are the h and c of the last step. "
 )
 
 
@@ -123,7 +124,7 @@ INPUTS = {
 ops = (
     Op(
         name="lstm",
-        note=NOTE + "One layer of torch.nn.LSTM; several are several calls.",
+        note=NOTE + "One layer of torch.nn.LSTM; several layers are several calls.",
         reference=lstm,
         inputs=tensors(**INPUTS),
         outputs=tensors(out="time batch hidden", h_n="batch hidden", c_n="batch hidden"),
@@ -131,7 +132,7 @@ ops = (
         gpu=SEQUENCES_GPU,
         emulated=SEQUENCES_EMULATED,
         awkward=SEQUENCES_AWKWARD,
-        by_rows=False,  # a step depends on the one before
+        by_rows=False,  # a step depends on the previous step
         values=VALUES,
         draw=draw,
         flops=lambda dims: 20 * units(dims),
@@ -144,8 +145,10 @@ ops = (
     Op(
         name="lstm_backward",
         note="The gradients from the forward's inputs and `out`, from which all gates can be recomputed at once, and "
-        "then c, step after step. " + NOTE + "The gradients of the biases are the same, an output each. PyTorch's time "
-        "is that of its forward and backward: cuDNN's backward asks for what its own forward left behind.",
+             "then c, step by step. " + NOTE + "The gradients of the two biases are equal; each is an output. "
+                                               "PyTorch's "
+                                               "time "
+        "is that of its forward and backward: cuDNN's backward needs buffers of its own forward.",
         reference=lstm_backward,
         baseline=by_autograd,
         baseline_free=tuple(f"grad_{name}" for name in INPUTS),  # in 16 bits PyTorch rounds after every operation

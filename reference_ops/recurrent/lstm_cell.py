@@ -125,8 +125,11 @@ ops = (
     ),
     Op(
         name="lstm_cell_backward",
-        note="The gradients of a step from its inputs and c_next; the gates are recomputed. " + NOTE + "The bias' "
-        "gradients are the same, an output each.",
+        note="The gradients of a step from its inputs and c_next; the gates are recomputed. " + NOTE + "The gradients "
+                                                                                                       "of the two "
+                                                                                                       "biases are "
+                                                                                                       "equal; each is "
+                                                                                                       "an output.",
         reference=lstm_cell_backward,
         baseline=backward_as_called,
         baseline_free=tuple(f"grad_{name}" for name in INPUTS),  # in 16 bits PyTorch rounds the gates as well

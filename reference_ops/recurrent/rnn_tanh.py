@@ -23,8 +23,9 @@ from reference_ops.recurrent._shared import (
 
 Many = tuple[torch.Tensor, ...]
 NOTE = (
-    "For each time t, with h of the step before, at first h0: h = tanh(x[t] @ w_ih^T + b_ih + h @ w_hh^T + b_hh). "
-    "out has the h of all steps, h_n is that of the last. "
+    "For each time t, with h of the previous step, which is h0 at first: h = tanh(x[t] @ w_ih^T + b_ih + h @ w_hh^T + "
+    "b_hh). "
+    "out has the h of all steps, h_n is the h of the last step. "
 )
 
 
@@ -84,7 +85,7 @@ TAKEN = {name: dims for name, dims in INPUTS.items() if not name.startswith("b_"
 ops = (
     Op(
         name="rnn_tanh",
-        note=NOTE + "One layer of torch.nn.RNN; several are several calls.",
+        note=NOTE + "One layer of torch.nn.RNN; several layers are several calls.",
         reference=rnn_tanh,
         inputs=tensors(**INPUTS),
         outputs=tensors(out="time batch hidden", h_n="batch hidden"),
@@ -92,7 +93,7 @@ ops = (
         gpu=SEQUENCES_GPU,
         emulated=SEQUENCES_EMULATED,
         awkward=SEQUENCES_AWKWARD,
-        by_rows=False,  # a step depends on the one before
+        by_rows=False,  # a step depends on the previous step
         values=VALUES,
         draw=draw,
         flops=lambda dims: 8 * units(dims),

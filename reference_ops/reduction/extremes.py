@@ -31,7 +31,7 @@ AWKWARD = rotated(
     at(1, 1), at(31, 33), at(33, 31), at(7, 257), at(5, 1000), at(3, 1023), at(2, 4104),
 )  # fmt: skip
 VALUES = (*COMMON, "ties", "masked", "far_below")  # the rule for ties is part of the contract; sampling masks with -inf
-FIRST = "Of equal values (-0.0 equals 0.0) the first one counts. NaN counts as greater than every number."
+FIRST = "Of equal values (-0.0 equals 0.0), the first counts. NaN counts as greater than every number."
 
 ops = (
     Op(
@@ -46,7 +46,7 @@ ops = (
         values=VALUES,
         arranged={**of_order("x"), **many_nan("x")},
         flops=lambda dims: dims["rows"] * dims["cols"],
-        tolerance=Tolerance(exact=True),  # a selection computes nothing, so nothing is rounded
+        tolerance=Tolerance(exact=True),  # a selection involves no rounding
     ),
     Op(
         name="argmax",

@@ -38,7 +38,7 @@ op = Op(
     baseline=of_torch,
     inputs=tensors(x="n"),
     outputs=tensors(out="int64[bins]"),
-    derived={"bins": lambda known: known["bins"]},  # an output's dim that no input has
+    derived={"bins": lambda known: known["bins"]},  # this dim occurs only in an output
     gpu=(
         *workloads("float32 bfloat16", at(2**26), bins=256),  # the brightness of images
         *workloads("float32", at(2**26), bins=2048),  # a calibration of quantisation
@@ -55,7 +55,8 @@ op = Op(
         *rotated("bfloat16 float32", at(33), at(4097), bins=257),
         *rotated("float32", at(4095), bins=4096),
     ),
-    # So many tiny and constant values fall into the first bin that the float32 counts of `torch.histc` are inexact.
+    # Too many tiny and constant values fall into the first bin, so that the float32 counts of `torch.histc` are
+    # inexact.
     values=tuple(name for name in COMMON if name not in {"tiny", "constant"}),
     by_rows=False,
     arranged={"one_value": filled(x=0.375), "on_edges": on_edges},

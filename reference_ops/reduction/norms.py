@@ -7,7 +7,7 @@ from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, w
 from reference_ops.precision import wide
 
 DOWN = 2.0**-6
-EPS = 1e-12  # PyTorch's default: smaller norms are replaced by it
+EPS = 1e-12  # PyTorch's default; smaller norms are replaced by it
 
 
 def l2_norm(x: torch.Tensor) -> torch.Tensor:
@@ -24,7 +24,7 @@ def l2_normalize(x: torch.Tensor) -> torch.Tensor:
 
 
 def normalize_as_called(x: torch.Tensor) -> torch.Tensor:
-    """Call PyTorch's own function, which rounds the norm to the dtype: that of long rows overflows float16."""
+    """Call PyTorch's own function, which rounds the norm to the dtype. The norm of long rows overflows float16."""
     return functional.normalize(x, dim=-1, eps=EPS)
 
 
@@ -32,7 +32,7 @@ def l2_normalize_backward(grad_out: torch.Tensor, x: torch.Tensor) -> torch.Tens
     inside = torch.promote_types(x.dtype, torch.float32)
     gradient, values = grad_out.to(inside), x.to(inside)
     norm = l2_norm(values).unsqueeze(-1).clamp_min(EPS)
-    # In the order of autograd, for the usual roundings: in a row with one value that is not zero, value / norm is
+    # In the order of autograd, with its usual roundings. In a row with one value that is not zero, value / norm is
     # exactly 1, and no kernel that multiplies by 1 / norm could be as exact.
     along = (gradient * (values / norm / norm)).sum(-1, keepdim=True)
     return (gradient / norm - values * (along / norm)).to(x.dtype)
@@ -64,7 +64,7 @@ AWKWARD = rotated(
     at(1, 17), at(31, 33), at(33, 31), at(7, 257), at(5, 1000), at(3, 1023), at(2, 4104), at(19, 2), at(9, 5),
 )  # fmt: skip
 SINGLE = workloads("float32", at(5, 1))
-VALUES = tuple(name for name in COMMON if name != "tiny")  # their squares underflow float32, in PyTorch too
+VALUES = tuple(name for name in COMMON if name != "tiny")  # their squares underflow float32, also in PyTorch
 
 ops = (
     Op(
@@ -94,11 +94,11 @@ ops = (
         values=VALUES,
         draw=draw_norm,
         flops=lambda dims: dims["rows"] * dims["cols"],
-        # The default factor suffices: PyTorch rounds the quotient too.
+        # The default factor suffices: PyTorch also rounds the quotient.
     ),
     Op(
         name="l2_normalize",
-        note=f"Each row divided by its Euclidean norm, or by {EPS} where that is larger, in float32 inside.",
+        note=f"Each row divided by its Euclidean norm, or by {EPS} if that is larger, computed in float32.",
         reference=l2_normalize,
         baseline=normalize_as_called,
         baseline_free=("out",),  # in 16 bits PyTorch rounds the norm, which may overflow
@@ -116,14 +116,14 @@ ops = (
     Op(
         name="l2_normalize_backward",
         note=f"With norm = max(norm of the row of x, {EPS}) and unit = x / norm: "
-        "grad_x = (grad_out - unit * sum(grad_out * unit)) / norm, in float32 inside.",
+        "grad_x = (grad_out - unit * sum(grad_out * unit)) / norm, computed in float32.",
         reference=l2_normalize_backward,
         inputs=tensors(grad_out="rows cols", x="rows cols"),
         outputs=tensors(grad_x="rows cols"),
         gpu=GPU,
         emulated=EMULATED,
         awkward=AWKWARD,
-        # Where gradient and row are almost parallel, as constant ones are, only rounding is left.
+        # Where the gradient and the row are almost parallel, as in constant rows, only rounding is left.
         values=("uniform", "large", "heavy_tail"),
         valid=lambda known: known["cols"] > 1,  # a row of one is parallel to its gradient
         draw=draw_short,

@@ -31,7 +31,8 @@ def cumprod_backward(grad_out: torch.Tensor, x: torch.Tensor, out: torch.Tensor)
     before_zeros = _from_the_end(gradient * products) / factors
     count = (factors == 0).cumsum(-1)
     first = (factors == 0) & (count == 1)
-    others = factors.masked_fill((count != 1) | first, 1).cumprod(-1)  # from after the first zero up to the next
+    # from the element after the first zero up to the next zero
+    others = factors.masked_fill((count != 1) | first, 1).cumprod(-1)
     earlier = torch.cat((torch.ones_like(products[..., :1]), products[..., :-1]), -1)
     at_first = (gradient * others).masked_fill(count != 1, 0).sum(-1, keepdim=True) * earlier
     return torch.where(count == 0, before_zeros, torch.where(first, at_first, 0)).to(x.dtype)
@@ -112,7 +113,7 @@ def scan(
 ) -> Op:
     """Return the op of a scan.
 
-    `references` are the exact function and the one that a user calls, `arrays` are the names of the inputs and the
+    `references` are the exact function and the function that a user calls; `arrays` are the names of the inputs and the
     output.
     """
     inputs, output = arrays
@@ -135,7 +136,7 @@ def scan(
             "float32 bfloat16 float16",
             at(1, 1), at(31, 33), at(33, 31), at(7, 257), at(5, 1000), at(3, 2047), at(2, 4104),
         ),
-        values=() if factors else (*COMMON, "integers"),  # factors have one distribution only
+        values=() if factors else (*COMMON, "integers"),  # factors have only one distribution
         draw=draw_factors if factors else draw_terms,
         arranged={} if not factors else then(SPECIAL, save_product) if backward else OF_FACTORS,
         flops=lambda dims: (3 if factors and backward else 1) * dims["rows"] * dims["cols"],
@@ -152,14 +153,14 @@ ops = (
         (cumsum_backward, cumsum_backward_of_torch), ("grad_out", "grad_x"), factors=False,
     ),
     scan(
-        "cumprod", "The running product along each row. In whichever order, each multiplication adds a rounding; of "
-        "float32 values, PyTorch's are in float64 on a CPU, in float32 on a GPU.",
+        "cumprod", "The running product along each row. In any order, each multiplication adds a rounding. PyTorch "
+                   "multiplies float32 values in float64 on a CPU, and in float32 on a GPU.",
         (cumprod, cumprod_of_torch), ("x", "out"), factors=True,
     ),
     scan(
-        "cumprod_backward", "grad_x = (the sum of grad_out * out from here to the end of the row) / x. Of a row with "
-        "zeros the first gets the sum of grad_out times the products without it, up to the next zero, and all behind "
-        "it get 0.",
+        "cumprod_backward", "grad_x = (the sum of grad_out * out from here to the end of the row) / x. In a row with "
+                            "zeros, the first zero gets the sum of grad_out times the products without it, up to the "
+                            "next zero, and all elements after it get 0.",
         (cumprod_backward, cumprod_backward_of_torch), ("grad_out x out", "grad_x"), factors=True,
     ),
 )  # fmt: skip

@@ -40,7 +40,7 @@ AWKWARD = rotated(
 ops = (
     Op(
         name="sort",
-        note="Each row in ascending order, with the int64 index of each value; of equal values (-0.0 equals 0.0) the "
+        note="Each row in ascending order, with the int64 index of each value; of equal values (-0.0 equals 0.0), the "
         "one with the lower index comes first. Rows with NaN are outside the contract.",
         reference=sort,
         baseline=unstable,
@@ -64,7 +64,7 @@ ops = (
         arranged=of_order("x"),
         exempt=dict.fromkeys((NAN, COUNTED_NAN), "the order of NaN among numbers is left open"),
         flops=lambda dims: dims["rows"] * dims["cols"] * (dims["cols"] - 1).bit_length() + 1,  # comparisons
-        tolerance=Tolerance(exact=True),  # a selection computes nothing, so nothing is rounded
+        tolerance=Tolerance(exact=True),  # a selection involves no rounding
         backward=("sort_backward",),
     ),
     Op(
@@ -83,6 +83,6 @@ ops = (
         draw=draw_order,
         arranged=of_permutation("indices"),
         flops=lambda dims: dims["rows"] * dims["cols"],
-        tolerance=Tolerance(exact=True),  # it only moves numbers
+        tolerance=Tolerance(exact=True),  # no arithmetic: the op only moves numbers
     ),
 )

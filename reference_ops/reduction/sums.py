@@ -1,4 +1,7 @@
-"""Sums and means. There is no op for the backward, which repeats the gradient: autograd does that without a copy."""
+"""Sums and means. There is no op for the backward, which only repeats the gradient.
+
+Autograd does that without a copy.
+"""
 
 from collections.abc import Callable
 
@@ -53,7 +56,7 @@ def over_rows(name: str, reference: Callable[[torch.Tensor], torch.Tensor], valu
 
 ops = (
     over_rows("sum", sum_of_rows, (*COMMON, "integers")),
-    over_rows("mean", mean_of_rows, COMMON),  # dividing integers rounds
+    over_rows("mean", mean_of_rows, COMMON),  # no "integers", because a division rounds
     Op(
         name="sum_columns",
         note="The sum over the first dim, as a gradient of a bias.",
@@ -71,7 +74,7 @@ ops = (
             "float32 bfloat16 float16",
             at(1, 1), at(31, 33), at(33, 31), at(257, 7), at(1000, 5), at(65, 127), at(4104, 2),
         ),
-        # With constant rows all sums are one number, and a single rounding would decide them all.
+        # With constant rows, all sums are equal, and a single rounding would affect all of them.
         values=(*(name for name in COMMON if name != "constant"), "integers"),
         by_rows=False,
         flops=lambda dims: dims["rows"] * dims["cols"],

@@ -18,14 +18,14 @@ def of_torch(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 op = Op(
     name="topk",
-    note="Values in descending order with their int64 indices; of equal values (-0.0 equals 0.0) the one with the "
+    note="Values in descending order with their int64 indices; of equal values (-0.0 equals 0.0), the one with the "
     "lower index comes first. Rows with NaN are outside the contract.",
     reference=topk,
     baseline=of_torch,
-    baseline_free=("indices",),  # PyTorch may take any of equal values
+    baseline_free=("indices",),  # PyTorch may select any of equal values
     inputs=tensors(x="rows cols"),
     outputs=tensors(values="rows k", indices="int64[rows k]"),
-    derived={"k": lambda known: known["k"]},  # an output's dim that no input has
+    derived={"k": lambda known: known["k"]},  # this dim occurs only in an output
     gpu=(
         *workloads("bfloat16 float32", {"rows": 8192, "cols": 32768}, k=8),
         *workloads("bfloat16 float32 float16", {"rows": 32768, "cols": 1024}, k=8),
@@ -51,5 +51,5 @@ op = Op(
     exempt=dict.fromkeys((NAN, COUNTED_NAN), "the order of NaN among numbers is left open"),
     valid=lambda known: known["k"] <= known["cols"],
     flops=lambda dims: dims["rows"] * dims["cols"],
-    tolerance=Tolerance(exact=True),  # a selection computes nothing, so nothing is rounded
+    tolerance=Tolerance(exact=True),  # a selection involves no rounding
 )

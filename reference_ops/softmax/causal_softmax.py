@@ -1,4 +1,4 @@
-"""The causal softmax of attention scores, in which a query sees no later keys, with a scale; and its backward."""
+"""The scaled causal softmax of attention scores, in which later keys are hidden from a query, and its backward."""
 
 from collections.abc import Mapping
 
@@ -31,24 +31,28 @@ def later(x: torch.Tensor) -> torch.Tensor:
 
 
 def as_forward_left(inputs: Tensors, _: torch.Generator) -> None:
-    """Make `out` a causal softmax. No probability is near 1, where the gradient is a difference of equal numbers."""
+    """Make `out` a causal softmax.
+
+    No probability is near 1, because the gradient would be a difference of equal numbers.
+    """
     inputs["out"].copy_(causal_softmax(inputs["out"].clamp(max=4), 1.0))
 
 
 def seen(dims: Mapping[str, int]) -> int:
-    """Count the pairs of a query and a visible key; the others need not be read."""
+    """Return the number of pairs of a query and a visible key. Other pairs need not be read."""
     queries, keys = dims["queries"], dims["keys"]
     return dims["batch"] * dims["heads"] * (queries * (keys - queries) + queries * (queries + 1) // 2)
 
 
 forward = Op(
     name="causal_softmax",
-    note="Query i sees the keys up to i + keys - queries: out = softmax of x * scale over those, 0 for the others.",
+    note="Query i sees the keys up to i + keys - queries: out = softmax of x * scale over these keys, 0 for the other "
+         "keys.",
     reference=causal_softmax,
     baseline=as_called,
     inputs=tensors(x="batch heads queries keys"),
     outputs=tensors(out="batch heads queries keys"),
-    # 1 / 8 is the scale of heads of 64. Multiplying by a power of two is exact, so PyTorch rounds only once.
+    # 1 / 8 is the scale for heads of size 64. Multiplying by a power of two is exact, so PyTorch rounds only once.
     gpu=(
         *workloads("bfloat16 float32 float16", at(8, 12, 1024, 1024), scale=0.125),  # GPT-2
         *workloads("bfloat16 float32", at(1, 32, 2048, 2048), scale=0.125),
@@ -61,7 +65,7 @@ forward = Op(
         at(1, 1, 1, 1), at(2, 3, 7, 33), at(3, 2, 31, 31), at(1, 2, 33, 257), at(2, 1, 1, 1023), at(1, 1, 3, 4104),
         scale=0.125,
     ),
-    values=(*COMMON, "far_below"),  # "masked" would leave the first query no key
+    values=(*COMMON, "far_below"),  # "masked" would leave no key for the first query
     arranged=runs_of_minus_inf("x"),  # padding before or after a prompt
     valid=lambda known: known["queries"] <= known["keys"],
     touched={"x": seen},
@@ -73,7 +77,7 @@ forward = Op(
 backward = Op(
     name="causal_softmax_backward",
     note="grad_x = scale * out * (grad_out - sum of grad_out * out over the keys); out is what causal_softmax "
-    "returned: 0 for the keys after i + keys - queries, where grad_out counts for nothing and grad_x is 0.",
+    "returned: 0 for the keys after i + keys - queries, where grad_out has no effect and grad_x is 0.",
     reference=causal_softmax_backward,
     baseline=scaled_as_called,
     baseline_free=("grad_x",),  # with few keys, the rounding of a product exceeds a small difference

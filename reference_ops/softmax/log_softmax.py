@@ -42,8 +42,8 @@ forward = Op(
         {"rows": 5, "cols": 1000}, {"rows": 3, "cols": 1023}, {"rows": 2, "cols": 4104},
     ),
     values=(*COMMON, "masked", "far_below"),  # logits of excluded tokens are -inf
-    nan_spreads=True,  # also in rows of one column
-    flops=lambda dims: 4 * dims["rows"] * dims["cols"],  # compare, subtract, exponential, add
+    nan_spreads=True,  # `nan_spreads` also holds in rows of one column
+    flops=lambda dims: 4 * dims["rows"] * dims["cols"],  # a comparison, a subtraction, an exponential and an addition
     # The default factor suffices: PyTorch also accumulates in float32 and rounds once.
     tolerance=Tolerance(sums="cols"),
     backward=("log_softmax_backward",),
@@ -62,7 +62,7 @@ backward = Op(
     ),
     emulated=forward.emulated,
     awkward=forward.awkward,
-    # With a constant gradient the true result is zero, and only the rounding of a sum is left.
+    # With a constant gradient, the true result is zero, and only the rounding of a sum is left.
     values=tuple(name for name in forward.values if name not in ("constant", "far_below")),
     draw=as_forward_left,
     flops=lambda dims: 4 * dims["rows"] * dims["cols"],

@@ -19,7 +19,7 @@ def masked_softmax_backward(
 
 
 def masked_as_called(grad_out: torch.Tensor, out: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
-    """Call autograd's functions: a hidden key has no gradient, even in a row of NaN without visible keys."""
+    """Call autograd's functions. A hidden key has no gradient, even in a row of NaN without visible keys."""
     return backward_as_called(grad_out, out).masked_fill(mask.unsqueeze(1), 0.0) * scale
 
 
@@ -43,7 +43,7 @@ def draw_saved(inputs: Tensors, generator: torch.Generator) -> None:
 def leave_out(inputs: Tensors) -> None:
     """Make `out` a softmax of the visible keys.
 
-    If a row has several keys, no probability is near 1, where only rounding is left.
+    If a row has several keys, no probability is near 1, because only rounding would be left.
     """
     scores = inputs["out"].clamp(min=-100, max=4).masked_fill(inputs["mask"].unsqueeze(1), -torch.inf)
     inputs["out"].copy_(torch.softmax(scores, dim=-1))
@@ -55,12 +55,12 @@ def at(batch: int, heads: int, queries: int, keys: int) -> dict[str, int]:
 
 forward = Op(
     name="masked_softmax",
-    note="out = softmax over the keys of x * scale, where mask, the same for all heads, is false; 0 where it is true. "
-    "A row that is masked altogether is NaN, as in PyTorch.",
+    note="out = softmax over the keys of x * scale, where mask, which is the same for all heads, is false; 0 where it "
+         "is true. A fully masked row is NaN, as in PyTorch.",
     reference=masked_softmax,
     inputs=tensors(x="batch heads queries keys", mask="bool[batch queries keys]"),
     outputs=tensors(out="batch heads queries keys"),
-    # 1 / 8 is the scale of heads of 64. Multiplying by a power of two is exact, so PyTorch rounds only once.
+    # 1 / 8 is the scale for heads of size 64. Multiplying by a power of two is exact, so PyTorch rounds only once.
     gpu=(
         *workloads("bfloat16 float32 float16", at(32, 12, 512, 512), scale=0.125),  # BERT
         *workloads("bfloat16", at(64, 12, 197, 197), at(1, 32, 2048, 2048), scale=0.125),
@@ -82,9 +82,9 @@ forward = Op(
 )  # fmt: skip
 backward = Op(
     name="masked_softmax_backward",
-    note="grad_x = scale * out * (grad_out - sum of grad_out * out over the keys) where mask, the same for all heads, "
-    "is false; 0 where it is true. out is what masked_softmax returned: NaN in a row that is masked altogether, where "
-    "grad_x is 0.",
+    note="grad_x = scale * out * (grad_out - sum of grad_out * out over the keys) where mask, which is the same for "
+    "all heads, is false; 0 where it is true. out is the output of masked_softmax: NaN in a fully masked row, "
+    "where grad_x is 0.",
     reference=masked_softmax_backward,
     baseline=masked_as_called,
     baseline_free=("grad_x",),  # with few keys, the rounding of a product exceeds a small difference

@@ -19,7 +19,7 @@ def softmax_backward(grad_out: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
 
 
 def backward_as_called(grad_out: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Call PyTorch's own backward: in 16 bits a GPU rounds every grad_out * out before it subtracts."""
+    """Call PyTorch's own backward. In 16 bits, a GPU rounds every grad_out * out before it subtracts."""
     grad_x: torch.Tensor = torch.ops.aten._softmax_backward_data(grad_out, out, -1, out.dtype)  # noqa: SLF001 - its name
     return grad_x
 
@@ -27,8 +27,8 @@ def backward_as_called(grad_out: torch.Tensor, out: torch.Tensor) -> torch.Tenso
 def as_forward_left(inputs: Tensors, _: torch.Generator) -> None:
     """Make `out` a softmax.
 
-    No probability is near 1, where the gradient is a difference of equal numbers, and only rounding is left. Where
-    logits were -inf, `out` is 0, and the gradient stays finite.
+    No probability is near 1, because the gradient would be a difference of equal numbers, of which only rounding is
+    left. Where logits were -inf, `out` is 0, and the gradient stays finite.
     """
     inputs["out"].copy_(torch.softmax(inputs["out"].clamp(max=4), dim=-1))
     inputs["grad_out"].masked_fill_(inputs["grad_out"].isinf(), 0.0)
@@ -55,16 +55,17 @@ op = Op(
         {"rows": 1, "cols": 1}, {"rows": 31, "cols": 33}, {"rows": 33, "cols": 31}, {"rows": 7, "cols": 257},
         {"rows": 5, "cols": 1000}, {"rows": 3, "cols": 1023}, {"rows": 2, "cols": 4104},
     ),
-    nan_spreads=True,  # also in rows of one column
+    nan_spreads=True,  # `nan_spreads` also holds in rows of one column
     values=(*COMMON, "masked", "far_below"),  # a causal or padding mask is -inf before a softmax
-    flops=lambda dims: 4 * dims["rows"] * dims["cols"],  # compare, subtract, add, multiply, and an exponential
+    # a comparison, a subtraction, an addition, a multiplication and an exponential
+    flops=lambda dims: 4 * dims["rows"] * dims["cols"],
     # The default factor suffices: PyTorch also accumulates in float32 and rounds once.
     tolerance=Tolerance(sums="cols", relative=True),
     backward=("softmax_backward",),
 )  # fmt: skip
 backward = Op(
     name="softmax_backward",
-    note="grad_x = out * (grad_out - sum of grad_out * out over the row), where out is what softmax returned.",
+    note="grad_x = out * (grad_out - sum of grad_out * out over the row), where out is the output of softmax.",
     reference=softmax_backward,
     baseline=backward_as_called,
     baseline_free=("grad_x",),  # in short rows, the rounding of a product exceeds a small difference

@@ -18,7 +18,7 @@ from reference_ops.tasks.standalone import TaskOrigin, module_text
 from reference_ops.tasks.tracing import Fact, Shapes, Traced, reference_of, shapes_of
 from reference_ops.tasks.weights import drawing, without_inert
 
-INERT_SHOWN = 5  # names of weights without influence, in a note
+INERT_SHOWN = 5  # largest number of weights without influence that a note names
 MOST_TRIED = 1_000_000_000  # most operations of a call that tries a distribution of inputs
 MOST_ERROR = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.3, torch.float64: 1e-9}
 NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
@@ -36,7 +36,7 @@ class Sizes:
 
     @property
     def each(self) -> list[Traced]:
-        """Each size that becomes a workload, once."""
+        """All sizes that become workloads, each once."""
         return list({shapes_of(found): found for found in (*self.gpu, *self.emulated, *self.awkward)}.values())
 
 
@@ -55,12 +55,13 @@ def sized(gpu: Sequence[Traced], small: Smaller, at: At | None = None) -> tuple[
 class _Names:
     """The op's names for a task's tensors, constants and dims."""
 
-    tensors: dict[str, str]  # of inputs and weights, by the task's names
+    tensors: dict[str, str]  # names of inputs and weights; key: the task's name
     outputs: tuple[str, ...]
-    parameters: dict[str, str]  # of constants, by the task's names
-    dims: dict[str, tuple[str, ...]]  # of tensors and outputs, by their names
-    points: dict[Shapes, dict[str, int]]  # values of symbolic dims, by the shapes at that size
-    settable: dict[str, tuple[str, ...]]  # by symbolic dim, the task's sizes that have the same value everywhere
+    parameters: dict[str, str]  # names of constants; key: the task's name
+    dims: dict[str, tuple[str, ...]]  # dims of tensors and outputs; key: name
+    points: dict[Shapes, dict[str, int]]  # values of symbolic dims; key: the shapes at that size
+    # key: symbolic dim; value: the task's sizes that have the same value everywhere
+    settable: dict[str, tuple[str, ...]]
 
 
 def assembled(name: str, sizes: Sizes, note: str, origin: TaskOrigin) -> Op:
@@ -102,7 +103,7 @@ def assembled(name: str, sizes: Sizes, note: str, origin: TaskOrigin) -> Op:
 class _Points:
     """The task at every size traced so far. If sizes can be set freely, further sizes are traced when they are needed.
 
-    Whether a size is found depends only on the size, so that all processes agree on the shapes that they draw.
+    Whether a size is found depends only on the size, so that all processes draw the same shapes.
     """
 
     def __init__(self, sizes: Sizes, names: _Names) -> None:
@@ -120,7 +121,7 @@ class _Points:
         return self._trace is not None
 
     def at(self, known: Mapping[str, Any]) -> Traced | None:
-        """Return the task where the symbolic dims have these values, or None if it has no such size."""
+        """Return the task at these values of the symbolic dims, or None if it has no such size."""
         point = tuple(known[dim] for dim in self._symbolic)
         if point not in self._by_point:
             self._by_point[point] = found = self._traced(dict(zip(self._symbolic, point, strict=True)))
@@ -129,7 +130,7 @@ class _Points:
         return self._by_point[point]
 
     def is_valid(self, known: Mapping[str, Any]) -> bool:
-        """Return whether the task has this size, with the numbers that go with it, such as a number of columns."""
+        """Return whether the task has this size, with the numbers that depend on it, such as a number of columns."""
         found = self.at(known)
         return found is not None and all(
             known[self._names.parameters[constant]] == found.constants[constant] for constant in self._bound
@@ -184,7 +185,7 @@ def _can_be_set(sizes: Sizes, names: _Names) -> bool:
 
 
 def _columns(rows: Sequence[Mapping[str, int]]) -> dict[str, tuple[int, ...]]:
-    """Return for each name its values in all rows; names whose values do not differ are left out."""
+    """Return, for each name, its values in all rows; names whose values do not differ are left out."""
     columns = {name: tuple(row[name] for row in rows) for name in rows[0]}
     return {name: values if len(set(values)) > 1 else () for name, values in columns.items()}
 
@@ -222,7 +223,7 @@ def _given(found: Traced) -> dict[str, Fact]:
 def _specs(
     tensors: Sequence[str], facts: Sequence[Sequence[Fact]], sizes: Sizes, names: _Names
 ) -> tuple[TensorSpec, ...]:
-    """Return the declarations of these tensors, whose facts are given for each of the task's own sizes."""
+    """Return the declarations of these tensors. Their facts are given for each of the task's own sizes."""
     usual = tuple(_dtype(found) for found in sizes.gpu)
     specs = []
     for tensor, each in zip(tensors, zip(*facts, strict=True), strict=True):
@@ -231,14 +232,15 @@ def _specs(
             seen = " and ".join(dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in dtypes))
             first = " and ".join(dict.fromkeys(NAMES[dtype] for dtype in usual))
             raise TaskError(
-                f"`{tensor}` is {seen} where the first tensor is {first}; give the examples of each dtype apart"
+                f"`{tensor}` is {seen} where the first tensor is {first}; give the examples of each dtype in a "
+                "separate file"
             )
         specs.append(TensorSpec(tensor, names.dims[tensor], "" if dtypes == usual else _named(dtypes[0], tensor)))
     return tuple(specs)
 
 
 def _with_values(op: Op, sizes: Sizes, own: Traced, draw: Callable[..., None]) -> Op:
-    """Add the distributions of inputs under which PyTorch's results are finite and exact enough to judge by.
+    """Add the distributions of inputs for which PyTorch's results are finite and exact enough for judging.
 
     They are tried at the smallest size. If that is too costly, or if even normal numbers fail, the task keeps drawing
     all its inputs itself.
@@ -285,7 +287,7 @@ def _drawn_by_task(own: Traced) -> frozenset[str]:
 
 
 def _products(own: Traced) -> bool:
-    """Return whether the task is one matrix product that needs all its arithmetic: full factors and a full result."""
+    """Return whether the task is one matrix product that needs all its arithmetic: factors and result are full."""
     if len(own.products) != 1 or own.structured or any(not fact.drawn for fact in own.inputs.values()):
         return False
     _, elements, _ = own.products[0]
@@ -320,7 +322,7 @@ def _values(found: Traced, parameters: Mapping[str, str]) -> tuple[tuple[str, Nu
 def _with_source(
     reference: Callable[..., Any], parameters: Mapping[str, str], origin: TaskOrigin
 ) -> Callable[..., Any]:
-    """Make the reference take the op's names of parameters, and `inspect` find the task's source for it."""
+    """Make the reference accept the op's names of parameters, and let `inspect` find the task's source for it."""
     constants = {name: constant for constant, name in parameters.items()}
 
     def called(*tensors: torch.Tensor, **given: Number) -> Any:

@@ -1,4 +1,4 @@
-"""Calls of a task's module or function with all its tensors as arguments, of shapes that need not be known before.
+"""Calls of a task's module or function with all its tensors as arguments, whose shapes need not be known before.
 
 Exported packages contain a copy of this module, so it imports only PyTorch and `Op`.
 """
@@ -79,7 +79,7 @@ def make_deterministic(model: nn.Module) -> list[str]:
         if isinstance(part, nn.RNNBase | nn.MultiheadAttention) and part.dropout and part.training:
             switched_off.append(f"{name} (dropout={part.dropout:g})")
             part.dropout = 0.0
-        if isinstance(part, nn.RNNBase):  # on a GPU this would move the weights to other memory
+        if isinstance(part, nn.RNNBase):  # on a GPU, this would move the weights to other memory
             part.flatten_parameters = lambda: None  # type: ignore[method-assign]
         for key, value in list(vars(part).items()):
             if isinstance(value, torch.Tensor):
@@ -142,7 +142,7 @@ def module_of(function: Callable[..., Any]) -> nn.Module:
 
 
 def in_order(function: Callable[..., Any], outputs: Sequence[str]) -> Callable[..., Any]:
-    """Return the function with its outputs in this order, also where it returns them by name."""
+    """Return the function with its outputs in this order, even if it returns them by name."""
 
     def ordered(*given: Any) -> Any:
         result = function(*given)
@@ -156,11 +156,13 @@ class Call:
     """A module, and the parts of a call of it: a function of its inputs and weights, in this order."""
 
     module: nn.Module
-    arguments: tuple[tuple[str, Any], ...]  # of the forward, in order; values of tensors and parameters are replaced
+    # arguments of the forward, in order; values of tensors and parameters are replaced
+    arguments: tuple[tuple[str, Any], ...]
     inputs: tuple[str, ...]  # arguments that are tensors, and random numbers that the forward draws
     weights: tuple[str, ...] = ()  # dotted names of parameters and buffers
-    idle: tuple[tuple[str, tuple[int, ...], str], ...] = ()  # with shapes and dtypes: no output depends on them
-    changed: frozenset[str] = frozenset()  # inputs and weights that the forward writes to
+    # weights on which no output depends, with shapes and dtypes
+    idle: tuple[tuple[str, tuple[int, ...], str], ...] = ()
+    changed: frozenset[str] = frozenset()  # inputs and weights to which the forward writes
     drawn_inside: tuple[str, ...] = ()  # inputs that the forward draws itself
 
     def __call__(self, tensors: Sequence[torch.Tensor], parameters: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
@@ -183,7 +185,7 @@ class Call:
         return tuple(tuple(own[name].shape) for name in self.weights)
 
     def _without_influence(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return zeros for the weights that no output depends on."""
+        """Return zeros for the weights on which no output depends."""
         floats = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
         dtypes = {dtype: getattr(torch, dtype) for _, _, dtype in self.idle}
         chosen = {dtype: floats if own.is_floating_point else own for dtype, own in dtypes.items()}
@@ -192,7 +194,7 @@ class Call:
         }
 
 
-At = tuple[str, dict[str, int], dict[str, Number]]  # a workload: dtype, dims and parameters
+At = tuple[str, dict[str, int], dict[str, Number]]  # a workload as dtype, dims and parameters
 
 
 def declared(
@@ -203,9 +205,10 @@ def declared(
     outputs: dict[str, str],
     workloads: Sequence[At],
 ) -> Op:
-    """Return the op of a task in a package. It takes inputs of any shapes, and weights of those of one of the modules.
+    """Return the op of a task in a package.
 
-    Tensors are given by their dims, as in "int64[rows k]".
+    The op accepts inputs of any shapes, and weights with the shapes of one of the modules. Tensors are given by their
+    dims, as in "int64[rows k]".
     """
     by_shapes = {call.shapes: call for call in reversed(calls)}
     inputs_before = len(calls[0].inputs)
@@ -214,7 +217,7 @@ def declared(
         shapes = tuple([tuple(weight.shape) for weight in given[inputs_before:]])
         if shapes not in by_shapes:
             expected = "; or ".join(", ".join(map(str, known)) for known in by_shapes)
-            raise ValueError(f"{name} takes weights of the shapes {expected}")
+            raise ValueError(f"{name} needs weights of the shapes {expected}")
         return by_shapes[shapes](given, parameters)
 
     return Op(

@@ -1,4 +1,4 @@
-"""Excerpt of a Python file: the statements that define some names, and all others in the file that they depend on."""
+"""Excerpt of a Python file: the statements that define some names, and all others in the file on which they depend."""
 
 import ast
 import symtable
@@ -22,7 +22,7 @@ class _Statement:
 
 
 def excerpt(text: str, names: Sequence[str]) -> str:
-    """Return the excerpt as the file has it, without the decorator `@evolve.op(...)` of these names.
+    """Return the excerpt in the file's own text, without the decorator `@evolve.op(...)` of these names.
 
     A statement that changes an object of the excerpt in place, such as `TABLE[0] = 1`, belongs to it. Statements below
     `if __name__ == "__main__"` do not.
@@ -53,7 +53,7 @@ def is_mark(decorator: ast.expr) -> bool:
 
 
 def _closure(statements: Sequence[_Statement], names: frozenset[str]) -> tuple[list[_Statement], frozenset[str]]:
-    """Return the statements that these names depend on, in the order of the file, and all names that they use."""
+    """Return the statements on which these names depend, in the order of the file, and all names that they use."""
     wanted, before = names, -1
     chosen: list[_Statement] = []
     while len(chosen) != before:
@@ -105,7 +105,7 @@ def _changed_in_place(node: ast.AST) -> Iterator[str]:
 
 
 def _binds_unknown(node: ast.stmt) -> bool:
-    """Return whether a statement is `from ... import *`, or switches on a feature of Python."""
+    """Return whether a statement is `from ... import *` or `from __future__ import ...`."""
     return isinstance(node, ast.ImportFrom) and (node.module == "__future__" or node.names[0].name == "*")
 
 
@@ -116,7 +116,7 @@ def _is_main(node: ast.stmt) -> bool:
 
 
 def _written(node: ast.stmt, lines: Sequence[str], dropped: set[int], wanted: frozenset[str]) -> str:
-    """Return a statement with the comments above it. Of an import, only the names in use remain."""
+    """Return a statement with the comments above it. An import keeps only the names in use."""
     if isinstance(node, Import) and not _binds_unknown(node):
         node.names = [alias for alias in node.names if (alias.asname or alias.name.partition(".")[0]) in wanted]
         return f"{ast.unparse(node)}\n"

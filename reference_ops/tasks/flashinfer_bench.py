@@ -39,7 +39,7 @@ def load(path: Path) -> Op:
     if not isinstance(definition, dict) or not {"axes", "inputs", "outputs", "reference"} <= definition.keys():
         raise TaskError("it is not a FlashInfer-Bench definition: it lacks axes, inputs, outputs or reference")
     if definition.get("op_type") == "sampling":
-        raise TaskError("it draws random numbers, so there is no right output")
+        raise TaskError("it draws random numbers, so there is no single right output")
     run = run_text(definition["reference"], f"user_task_{identifier(path.stem, set())}", path).run
     listed = _spread(_workloads(path, definition))
     names = _names(definition)
@@ -74,7 +74,7 @@ def load(path: Path) -> Op:
 
 
 def _workloads(path: Path, definition: Json) -> list[Json]:
-    """Read the workloads from the first file that holds them; a definition without variable axes needs none."""
+    """Read the workloads from the first file that contains them. A definition without variable axes needs no file."""
     root = _root(path)
     places = [path.with_suffix(".jsonl"), *sorted((root / "workloads").rglob(f"{definition['name']}.jsonl"))]
     for place in places:
@@ -87,7 +87,7 @@ def _workloads(path: Path, definition: Json) -> list[Json]:
 
 
 def _root(path: Path) -> Path:
-    """Return the folder of the data set, to which paths of tensors are relative."""
+    """Return the folder of the data set. Paths of tensors are relative to it."""
     above = next((parent for parent in path.parents if parent.name == "definitions"), None)
     return above.parent if above else path.parent
 

@@ -1,4 +1,4 @@
-"""Functions of a user's program as ops: dims are inferred from example inputs, and from trying other sizes.
+"""Functions of a user's program as ops. Dims are inferred from example inputs, and by trying other sizes.
 
 Sizes of the inputs that can change, alone or together, become dims. A function is traced at small and awkward sizes.
 """
@@ -28,7 +28,7 @@ from reference_ops.tasks.tracing import Case, Traced, traced
 
 MARK = "evolve_op"  # attribute set by the decorator, with the function's examples and its name as an op
 Example = Callable[[], Any]
-MOST_STEPS = 20_000  # operations to trace while looking for sizes that change together
+MOST_STEPS = 20_000  # largest number of operations traced while looking for sizes that change together
 Place = tuple[str, int]  # an input and its axis, or a whole number among the arguments and -1
 
 
@@ -36,7 +36,7 @@ def load(path: Path, name: str, example: str) -> Op:
     """Return a function as an op.
 
     Dims that vary among the examples are symbolic, and dims that vary together share a name. If all examples have the
-    same shapes, every dim is symbolic that can change.
+    same shapes, every dim that can change is symbolic.
     """
     module = imported(path)
     function = _function(module, name, path)
@@ -44,7 +44,7 @@ def load(path: Path, name: str, example: str) -> Op:
     examples = _examples(Path(example)) if example else list(marked.get("examples", ()))
     if not examples:
         raise TaskError(
-            f"`{function.__name__}` has no example inputs. Name a file of them (`--example inputs.py`, or "
+            f"`{function.__name__}` has no example inputs. Name a file with examples (`--example inputs.py`, or "
             f"`...:{function.__name__}@inputs.py`), or decorate it with `@evolve.op(lambda: (torch.randn(8, 4096),))`"
         )
     found = [traced(_case(function, one)) for one in examples]
@@ -74,7 +74,8 @@ def file_of(locator: str) -> str:
     if not function or not all(part.isidentifier() for part in module.split(".")):
         return locator
     here = str(Path.cwd())
-    sys.path.insert(0, here)  # before all others, also if it is among them: each may have a module of this name
+    # the folder comes before all others, even if it is among them: each may have a module of this name
+    sys.path.insert(0, here)
     try:
         spec = _found(module)
     except (ImportError, ValueError, KeyError):
@@ -87,7 +88,10 @@ def file_of(locator: str) -> str:
 
 
 def _found(module: str) -> ModuleSpec | None:
-    """Find a module. `importlib.util.find_spec` would run the packages that contain it, or return a loaded namesake."""
+    """Find a module.
+
+    `importlib.util.find_spec` would run the packages that contain it, or return a loaded module of the same name.
+    """
     first, *parts = module.split(".")
     importlib.invalidate_caches()  # the file may have been written a moment ago
     specs = (finder.find_spec(first, None) for finder in sys.meta_path)
@@ -207,7 +211,7 @@ def _places(found: Traced) -> dict[Place, int]:
 
 
 def _varied(examples: Sequence[Traced]) -> dict[Place, str]:
-    """Return a name for each size that differs between the examples. Sizes that differ in the same way share it."""
+    """Return a name for each size that differs between the examples. Sizes that differ in the same way share a name."""
     each = [_places(one) for one in examples]
     shared = [place for place in each[0] if all(place in places for places in each)]
     seen = {place: tuple(places[place] for places in each) for place in shared}
@@ -215,7 +219,7 @@ def _varied(examples: Sequence[Traced]) -> dict[Place, str]:
 
 
 def _changeable(own: Traced) -> dict[Place, str]:
-    """Return a name for each size that can change. Sizes that can change only together share it."""
+    """Return a name for each size that can change. Sizes that can change only together share a name."""
     places, left = _places(own), MOST_STEPS
     alone = dict(zip(places, map(str, range(len(places))), strict=True))
 
@@ -244,7 +248,7 @@ def _changeable(own: Traced) -> dict[Place, str]:
 
 
 def _named(classes: Mapping[Place, object]) -> dict[Place, str]:
-    """Return the name of each place: that of the first place in its class."""
+    """Return the name of each place, which is the name of the first place in its class."""
     first: dict[object, str] = {}
     for (name, axis), kind in classes.items():
         first.setdefault(kind, name if axis < 0 else f"{name}_{axis}")
@@ -273,7 +277,7 @@ def _at(found: Traced, names: Mapping[Place, str], sizes: Mapping[str, int]) -> 
 
 
 def _resized(value: torch.Tensor, shape: list[int], drawn: str) -> torch.Tensor:
-    """Draw a tensor as the example does, or cut it off and repeat it."""
+    """Draw a tensor as the example does, or else cut off or repeat the example's tensor."""
     if shape == [*value.shape]:
         return value
     if drawn and value.is_floating_point():
@@ -284,7 +288,7 @@ def _resized(value: torch.Tensor, shape: list[int], drawn: str) -> torch.Tensor:
 
 
 def _checked(case: Case) -> Case:
-    """Compute a small case: an index may be too large for a smaller table, and shapes do not show that."""
+    """Compute a small case. An index may be too large for a smaller table, which shapes do not show."""
     found = traced(case)
     if fits(found) and not found.drawn_inside:
         with torch.no_grad(), OnDevice("cpu"), seeded("cpu"):

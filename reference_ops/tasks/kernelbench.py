@@ -16,7 +16,7 @@ from reference_ops.tasks.tracing import Case, traced
 
 
 def load(path: Path) -> Op:
-    """Return a problem as an op: its own size for a GPU, and smaller ones as far as its sizes can change."""
+    """Return a problem as an op: its own size for a GPU, and smaller sizes as far as its sizes can change."""
     source = read(path)
     module, sizes = source.run(), source.sizes()
     own = traced(case_of(module, sizes))
@@ -27,15 +27,15 @@ def load(path: Path) -> Op:
     if own.weights:
         note += " Weights are named as in the module, with _ for a dot."
     if own.drawn_inside:
-        note += f" The random numbers that it draws come in as {', '.join(own.drawn_inside)}."
+        note += f" The random numbers that it draws are the inputs {', '.join(own.drawn_inside)}."
     if own.left_out:
-        note += f" Left out, since its random mask has no right answer: {', '.join(own.left_out)}."
+        note += f" Left out, because its random mask has no single right result: {', '.join(own.left_out)}."
     origin = TaskOrigin(module.Model.forward, source.module_name, path.name, source.text, *_made(module))
     return assembled(name_of(path), found, note + inert, origin)
 
 
 def _made(module: ModuleType) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of the file that make the module, and the expression that does."""
+    """Return the names in the file that are needed to make the module, and the expression that makes it."""
     if not hasattr(module, "get_init_inputs"):
         return ("Model",), ("_calling.skeleton(Model)[0]",)
     stars = "**" if isinstance(module.get_init_inputs(), dict) else "*"

@@ -1,7 +1,7 @@
 """Loader of tasks, which detects the format of a file and returns the op that it holds.
 
 A task is traced with sizes that are plain numbers. Its PyTorch functions would import PyTorch's compiler, sympy and
-symbolic sizes, which takes seconds. So small stand-ins replace these modules while a task is loaded.
+symbolic sizes, which takes seconds. Small stand-ins therefore replace these modules while a task is loaded.
 """
 
 import ast
@@ -29,7 +29,7 @@ def load_task(path: Path, name: str = "") -> Op | None:
     if path.is_dir():
         path /= ROBUST_KBENCH_FILES[0]
         if not path.is_file():
-            raise TaskError(f"the folder holds no {path.name}: it is not a robust-kbench task")
+            raise TaskError(f"the folder contains no {path.name}: it is not a robust-kbench task")
     return _loaded(path, name, path.stat().st_mtime_ns)
 
 
@@ -44,7 +44,7 @@ def _loaded(path: Path, name: str, _changed: int) -> Op | None:
 
 
 def _loader(path: Path, name: str) -> Callable[[], Op] | None:
-    """Return the function that loads this file; importing it imports torch."""
+    """Return the function that loads this file. Importing the function imports torch."""
     if path.suffix == ".json":
         from reference_ops.tasks import flashinfer_bench
 
@@ -112,7 +112,7 @@ class StandIn(ModuleType):
 
 @contextlib.contextmanager
 def light_imports() -> Iterator[None]:
-    """Put the stand-ins in place of modules that have not been imported yet."""
+    """Replace modules that have not been imported yet by the stand-ins."""
     stand_ins = [
         StandIn(COMPILER, {"disable": _not_disabled}, is_package=True),
         StandIn("sympy", {"Basic": _NoExpression}, is_package=True),
@@ -160,7 +160,8 @@ def _yes(_value: Any) -> bool:
     return True
 
 
-# Results of PyTorch's functions on symbolic sizes for numbers and truth values. Versions of PyTorch use different ones.
+# Results of PyTorch's functions on symbolic sizes for numbers and truth values. Versions of PyTorch use different
+# functions.
 OF_NUMBERS: Mapping[str, Callable[..., Any]] = {
     "expect_true": bool, "guard_bool": bool, "guard_or_false": bool, "guard_or_true": bool,
     "guard_size_oblivious": bool, "statically_known_true": bool, "definitely_true": bool,

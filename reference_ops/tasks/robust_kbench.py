@@ -23,7 +23,7 @@ from reference_ops.tasks.tracing import Case, Traced, traced
 
 MOST_SETTINGS = 6
 GRADIENT = "grad_out"  # name of an output's gradient
-Settings = tuple[dict[str, Any], dict[str, Any]]  # of the module, and of its inputs
+Settings = tuple[dict[str, Any], dict[str, Any]]  # settings of the module, and of its inputs
 
 
 def load(path: Path) -> Op:
@@ -131,7 +131,7 @@ def _gradients(forward: Case, names: list[str]) -> Case:
 
 
 def _accepted(function: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that a function takes; shared settings may belong to another function."""
+    """Return the settings that a function accepts; shared settings may belong to another function."""
     known = inspect.signature(function).parameters
     if any(one.kind is one.VAR_KEYWORD for one in known.values()):
         return dict(settings)

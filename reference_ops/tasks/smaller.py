@@ -10,7 +10,7 @@ from reference_ops.tasks.tracing import Case, Traced, shapes_of, traced
 CAPS, FINER, HALVED = (128, 64, 32, 16, 8, 4), (32, 16, 8, 4, 2, 1), 12
 PROBED = (32, 16, 8)
 MOST_OUTPUTS, MOST_ELEMENTS, MOST_OPERATIONS = 20_000, 300_000, 4_000_000  # limits for emulating on a CPU
-# Counts, not times: every process must find the same sizes.
+# Limits are counts, not times, because every process must find the same sizes.
 MOST_TRIES, STEPS_TO_VARY, STEPS_TO_SHRINK = 200, 20_000, 10_000
 ODD = (31, 33, 7, 1)
 AWKWARD = 6
@@ -48,7 +48,7 @@ class Tries:
 
 @dataclass(frozen=True)
 class Smaller:
-    """The sizes found. Those in `varied` differ in one size, or in all sizes that the weights do not depend on."""
+    """The sizes found. Those in `varied` differ in one size, or in all sizes on which the weights do not depend."""
 
     emulated: tuple[Traced, ...]
     awkward: tuple[Traced, ...]
@@ -56,7 +56,7 @@ class Smaller:
 
 
 def smaller(case_at: Callable[[Mapping[str, int]], Case], own: Traced, sizes: Mapping[str, int]) -> Smaller:
-    """Find sizes small enough to emulate, awkward sizes near them, and the task's own sizes with one changed."""
+    """Find sizes small enough to emulate, awkward sizes near them, and the task's own sizes with one size changed."""
     tries = Tries(case_at, own)
     free = {name: size for name, size in sizes.items() if _shown(tries, dict(sizes), name)}
     own_sizes = dict(sizes)
@@ -81,7 +81,7 @@ def smaller(case_at: Callable[[Mapping[str, int]], Case], own: Traced, sizes: Ma
 
 
 def _with_own_weights(tries: Tries, varied: Collection[Traced], own: Sizes) -> list[Traced]:
-    """Return small sizes that keep all weights as they are, such as fewer and smaller images with all channels."""
+    """Return small sizes that leave all weights unchanged, such as fewer and smaller images with all channels."""
     same = [_changed(found, own) for found in varied if found.weights == tries.own.weights]
     shown = {name for changed in same for name in changed}
     capped = ({name: min(size, cap) if name in shown else size for name, size in own.items()} for cap in PROBED)
@@ -97,7 +97,7 @@ def fits(found: Traced) -> bool:
 def _shown(tries: Tries, sizes: Sizes, name: str) -> bool:
     """Return whether a kernel can read the size from an input's shape. Only such sizes may be changed.
 
-    If a size cannot change alone, those equal to it change with it. Sizes of 1 are broadcast and never change.
+    If a size cannot change alone, sizes equal to it change together with it. Sizes of 1 are broadcast and never change.
     """
     own = sizes[name]
     if own == 1:
@@ -163,7 +163,7 @@ def _fixed(sizes: Sizes, free: Collection[str]) -> set[int]:
 
 
 def _others(tries: Tries, own: Sizes, free: Collection[str]) -> tuple[Traced, ...]:
-    """Return sizes to check on a GPU for a task that no CPU can emulate: the cheapest found, and single small sizes.
+    """Return sizes to check on a GPU for a task that no CPU can emulate: the cheapest one, and single small sizes.
 
     Sizes are not all very small at once, because a normalisation of two numbers gives only 1 and -1.
     """
@@ -186,7 +186,8 @@ def _odd(smallest: Sizes, start: Sizes, free: Collection[str], tries: Tries) -> 
 def _odd_size(tries: Tries, start: Sizes, name: str) -> int | None:
     """Return the first odd size that the task accepts and that fits.
 
-    Size 1 counts only if the task accepts another one too: otherwise it is broadcast and computes something else.
+    Size 1 counts only if the task also accepts another odd size, because otherwise it is broadcast and computes
+    something else.
     """
     accepted = False
     for size in ODD:
@@ -206,7 +207,7 @@ def _cost(found: Traced) -> float:
 
 
 def tracer(case_at: Callable[[Mapping[str, int]], Case], own: Traced) -> At:
-    """Return a function that traces a task at other sizes, and returns None where it does not accept them."""
+    """Return a function that traces a task at other sizes, and returns None for sizes that the task does not accept."""
 
     def at(sizes: Mapping[str, int]) -> Traced | None:
         with contextlib.suppress(Exception):  # at invalid sizes a task may raise any exception

@@ -1,4 +1,4 @@
-"""Task files as text: reads and runs them, names what they define, and finds the sizes in them."""
+"""Task files as text: reads and runs them, names their definitions, and finds the sizes in them."""
 
 import ast
 import copy
@@ -20,8 +20,8 @@ class TaskError(Exception):
     """Raised when a task cannot become an op. The message says why."""
 
 
-Shapes = Mapping[str, tuple[int, ...]]  # by tensor
-Sizes = Mapping[str, int]  # the task's own name for a size
+Shapes = Mapping[str, tuple[int, ...]]  # the dims of each tensor
+Sizes = Mapping[str, int]  # returns the task's own name for a size
 
 
 def identifier(text: str, taken: set[str]) -> str:
@@ -40,8 +40,8 @@ def named_dims(
 ) -> tuple[dict[str, tuple[str, ...]], list[dict[str, int]]]:
     """Return the dims of every tensor, and the value of each symbolic dim in each example.
 
-    A dim that never varies is a literal. Dims that vary together share a name: that of the task's size that varies
-    with them, if there is one.
+    A dim that never varies is a literal. Dims that vary together share a name, which is the name of the task's size
+    that varies with them, if there is one.
     """
     size_names: dict[tuple[int, ...], str] = {}
     for name in sizes[0] if sizes else ():
@@ -66,7 +66,7 @@ def named_dims(
 
 @dataclass(frozen=True)
 class Source:
-    """A file's syntax tree, read once, so that later changes of the file do not matter."""
+    """A file's syntax tree, read once, so that later changes of the file have no effect."""
 
     path: Path
     text: str
@@ -101,7 +101,8 @@ def run_text(text: str | bytes, name: str, path: Path) -> ModuleType:
 
 
 def _run(code: object, name: str, path: Path, *, keep: bool) -> ModuleType:
-    warnings.filterwarnings("ignore", module=r"torch\.nn")  # otherwise each run and call repeats a task's warnings
+    # without this, each run and call would repeat a task's warnings
+    warnings.filterwarnings("ignore", module=r"torch\.nn")
     module = ModuleType(name)
     module.__file__ = str(path)
     before = sys.modules.get(name)

@@ -53,10 +53,10 @@ class TaskOrigin:
     forward: Callable[..., Any]
     module: str  # the name under which the file was loaded
     file: str
-    text: str  # of the file, or of the Python code in it
-    names: tuple[str, ...] = ()  # of the file, which `made` uses
+    text: str  # text of the file, or of the Python code in it
+    names: tuple[str, ...] = ()  # names in the file that `made` uses
     made: tuple[str, ...] = ()  # expressions for modules, in which `_calling` is reference_ops.tasks.calling
-    obstacle: str = ""  # why a package cannot contain the task
+    obstacle: str = ""  # reason why a package cannot contain the task
 
 
 def module_text(op: Op, origin: TaskOrigin, calls: Sequence[Call], parameters: Mapping[str, str]) -> str:
@@ -106,6 +106,6 @@ def _literal(name: str, value: object) -> object:
     except (ValueError, SyntaxError):
         pass
     raise TaskError(
-        f"its argument `{name}` is of type {type(value).__name__}, which no literal of Python expresses; make it a "
-        "default of the function, and leave it out of the example"
+        f"its argument `{name}` is of type {type(value).__name__}, which cannot be written as a Python literal; make "
+        "it a default of the function, and leave it out of the example"
     )

@@ -29,7 +29,7 @@ class Case:
 
     model: Callable[[], nn.Module]
     inputs: Callable[[], Any]
-    sizes: tuple[tuple[str, int], ...] = ()  # by the names that the task gives them
+    sizes: tuple[tuple[str, int], ...] = ()  # returns inputs by the names that the task gives them
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,16 @@ class Traced:
 
     case: Case
     skeleton: nn.Module
-    arguments: tuple[tuple[str, Any], ...]  # of the forward, in order; None in place of a tensor
+    arguments: tuple[tuple[str, Any], ...]  # arguments of the forward, in order; None in place of a tensor
     inputs: dict[str, Fact]  # arguments, and the random numbers that the forward draws
     constants: dict[str, Any]
-    weights: dict[str, Fact]  # parameters and buffers that outputs depend on
+    weights: dict[str, Fact]  # parameters and buffers on which outputs depend
     idle: dict[str, Fact]  # parameters and buffers without influence on any output
-    changed: frozenset[str]  # inputs and weights that the forward writes to
+    changed: frozenset[str]  # inputs and weights to which the forward writes
     outputs: tuple[Fact, ...]
-    products: tuple[tuple[int, int, bool], ...]  # per matrix product: operations, elements, is a convolution
-    structured: bool  # the forward selects triangles or diagonals
+    # per matrix product: number of operations, number of elements, whether it is a convolution
+    products: tuple[tuple[int, int, bool], ...]
+    structured: bool  # whether the forward selects triangles or diagonals
     steps: int
     left_out: tuple[str, ...]  # description of the random layers that were switched off
     drawn_inside: tuple[str, ...]  # names of the inputs that the forward draws itself
@@ -146,7 +147,7 @@ def shapes_of(found: Traced) -> Shapes:
 
 
 def _without_values(value: Any, drawn: Drawn) -> Any:
-    """Return a tensor that the task made earlier without its values. Real numbers count as drawn by `torch.randn`."""
+    """Return a tensor that the task has made, without its values. Real numbers count as drawn by `torch.randn`."""
     if not isinstance(value, torch.Tensor) or value.is_meta:
         return value
     made = value.detach().to(META)
@@ -156,7 +157,7 @@ def _without_values(value: Any, drawn: Drawn) -> Any:
 
 
 def _arguments(model: nn.Module, given: object, drawn: Drawn) -> tuple[dict[str, Any], dict[str, Fact], dict[str, Any]]:
-    """Return the forward's arguments by name, and those that are tensors and those that are constants."""
+    """Return the forward's arguments by name, and separately those that are tensors and those that are constants."""
     if not isinstance(given, tuple | list):
         raise TaskError(f"get_inputs returns {type(given).__name__}, not a list")
     expected = inspect.signature(model.forward).parameters.values()
@@ -178,7 +179,7 @@ def _arguments(model: nn.Module, given: object, drawn: Drawn) -> tuple[dict[str,
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Switch off warnings, and checks of distributions' parameters, which have no values here."""
+    """Switch off warnings, and checks of the parameters of distributions, which have no values here."""
     kind = torch.distributions.Distribution
     before = kind._validate_args  # noqa: SLF001 - there is no public way to ask
     kind.set_default_validate_args(False)

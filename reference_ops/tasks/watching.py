@@ -13,7 +13,7 @@ from reference_ops.tasks.source import TaskError
 
 
 class WithoutValues(TorchDispatchMode):
-    """Moves every tensor that an operation takes to the meta device, where nothing is computed.
+    """A mode that moves every tensor argument of an operation to the meta device, where nothing is computed.
 
     PyTorch's FakeTensorMode does this and more, but it imports the compiler, which takes seconds.
     """
@@ -62,7 +62,7 @@ class Drawn(OnDevice):
 class Forward(OnDevice):
     """A mode that replaces random numbers with extra inputs, and a recurrent layer with one operation of equal cost.
 
-    Traced step by step, a recurrent layer would take tens of thousands of operations.
+    Step by step, a recurrent layer would be traced as tens of thousands of operations.
     """
 
     def __init__(self, watch: "Watch") -> None:
@@ -101,12 +101,12 @@ class Forward(OnDevice):
 
 
 class Watch(TorchDispatchMode):
-    """A mode that records which tensors depend on which, which inputs are written to, and the number of operations."""
+    """A mode that records the dependencies of tensors, the inputs that are written to, and the number of operations."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.depends_on: dict[int, frozenset[str]] = {}  # names of inputs and weights, by storage
-        self.names: dict[int, str] = {}  # of inputs and weights, by storage
+        self.depends_on: dict[int, frozenset[str]] = {}  # names of the inputs and weights on which a storage depends
+        self.names: dict[int, str] = {}  # names of inputs and weights; key: storage
         self.kept: list[torch.Tensor] = []  # keeps storages alive, because their addresses are keys
         self.changed: set[str] = set()
         self.products: list[tuple[int, int, bool]] = []
@@ -176,7 +176,7 @@ def _refuse_random(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if torch.Tag.nondeterministic_seeded not in func.tags or "attention" in func.__name__:
         return
     del args, kwargs
-    raise TaskError(f"its forward draws random numbers ({func.__name__}), so there is no right output")
+    raise TaskError(f"its forward draws random numbers ({func.__name__}), so there is no single right output")
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -11,11 +11,11 @@ from reference_ops.tasks.calling import OnDevice, make_deterministic, parameters
 from reference_ops.tasks.source import TaskError
 from reference_ops.tasks.tracing import Fact, Find, Traced, reference_of
 
-NEAR = 0.2  # a weight initialised to a constant is drawn within this share of it, as after some training
+NEAR = 0.2  # largest relative distance from its constant of a weight that is initialised to one, as after some training
 NEAR_ZERO = 0.1
 MOST_OPERATIONS, MOST_ELEMENTS = 1_000_000_000, 30_000_000  # limits for a forward and backward pass on the CPU
-NEGLIGIBLE = 1e-9  # share of the greatest influence in its layer, in float64
-PROBES = 2  # sizes at which influence is measured
+NEGLIGIBLE = 1e-9  # influence below this share of the greatest in its layer, in float64, is negligible
+PROBES = 2  # number of sizes at which influence is measured
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _plainly(tensor: torch.Tensor, how: str, generator: torch.Generator) -> None
 
 
 def distributions_of(found: Traced, device: str) -> dict[str, Distribution]:
-    """Return how each weight is drawn, from two modules with different seeds: weights that differ are random."""
+    """Return the distribution of each weight, from two modules with different seeds: weights that differ are random."""
     first, second = (_made(found, device, seed) for seed in (0, 1))
     parameters = {name for name, _ in first.named_parameters()}
     one, other = (parameters_and_buffers(model) for model in (first, second))
@@ -110,8 +110,8 @@ def without_inert(tracings: Sequence[Traced]) -> tuple[list[Traced], tuple[str, 
     """Return the task without weights that have no influence on its outputs, such as a bias before a normalisation.
 
     Also returns the names of these weights. Influence is measured at the two largest sizes that a CPU can compute.
-    Sizes with all of the task's channels come first, because a normalisation over one channel, or over one pixel,
-    cancels more than the task's own does.
+    Sizes with all of the task's channels come first, because a normalisation over one channel, or one pixel, cancels
+    more than the task's own normalisation.
     """
     own = tracings[0].weights
     if not any(map(_like_a_bias, own.values())):

@@ -172,7 +172,10 @@ MAPPED = "[tensor_maps]\nm = { DESCRIBED }\n\n[[launch]]"
         ('tensor = "x", shape = ["rows", "cols"], box = [1]', "`shape` has 2 sizes and `box` 1"),
         ('tensor = "x", shape = ["lines"], box = [1]', "unknown name `lines`"),
         ('tensor = "x", shape = [1], box = ["high"]', "unknown name `high`"),
-        ('tensor = "x", shape = [1], box = [1], swizzle = 48', "a swizzle of 48 bytes; there are 0, 32, 64, 128"),
+        (
+            'tensor = "x", shape = [1], box = [1], swizzle = 48',
+            "a swizzle of 48 bytes is not possible: choose one of 0, 32, 64, 128",
+        ),
         ('tensor = "x", shape = [1, 1, 1, 1, 1, 1], box = [1]', "`shape` must list 1 to 5 integers"),
         ('tensor = "x", box = [1]', "`shape` is missing in tensor_maps m"),
     ],
@@ -194,7 +197,7 @@ def test_a_tensor_map_is_an_argument_but_not_part_of_a_list() -> None:
 
 
 def test_text_before_the_plan_is_quoted_in_the_error() -> None:
-    with pytest.raises(PlanError, match=r"`First some reasoning\.` stands before it"):
+    with pytest.raises(PlanError, match=r"`First some reasoning\.` comes before it"):
         parse(f"First some reasoning.\n{TEXT}")
 
 

@@ -157,7 +157,9 @@ def test_a_name_that_is_not_an_identifier_is_rejected(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["softmax", "gelu_backward", "max_pool1d"])
 def test_a_users_op_cannot_have_the_name_of_a_catalog_op(name: str, tmp_path: Path) -> None:
-    with pytest.raises(CatalogError, match=rf"twice\.py defines an op `{name}`, and so does the catalog\. Give yours"):
+    with pytest.raises(
+        CatalogError, match=rf"twice\.py defines an op `{name}`, but the catalog already has one\. Give your op"
+    ):
         catalog.load(written(tmp_path, USERS_OP.replace('name="twice"', f'name="{name}"')))
 
 

@@ -77,7 +77,7 @@ def test_a_proposal_keeps_its_origin() -> None:
         for case in [
             ("", "the reply is empty"),
             ("<think>warps or blocks", "contains only reasoning"),
-            ("Use torch.compile instead.", "holds no kernel"),
+            ("Use torch.compile instead.", "contains no kernel"),
             (fenced("__global__ void f() {}\n"), "has no plan"),
             (fenced(KERNEL_TEXT.replace("specialize", "specialise")), "line 5: unknown key `specialise`"),
             (fenced(KERNEL_TEXT.replace('"x", "out"', '"x", "y"')), "unknown argument `y`"),
