@@ -77,8 +77,8 @@ def _spills(counted: Counted) -> Bottleneck | None:
     return Bottleneck(
         Kind.SPILLS,
         f"{share:.0%} of the loaded sectors are local memory, that is registers that were spilled or arrays indexed at "
-        "run time: keep less alive at once, unroll so that indices are constants, or raise the registers a thread may "
-        "have with __launch_bounds__.",
+        "run time: keep fewer values alive at once, unroll so that indices are constants, or allow more registers per "
+        "thread with __launch_bounds__.",
     )
 
 
@@ -92,7 +92,7 @@ def _uncoalesced(counted: Counted, access_bytes: int) -> Bottleneck | None:
             return Bottleneck(
                 Kind.UNCOALESCED,
                 f"a warp's {what} touches {each:.1f} sectors of 32 bytes where neighbouring lanes at neighbouring "
-                f"addresses need {max(access_bytes, 4)}: let lane i take element i, and turn tiles round in shared "
+                f"addresses need {max(access_bytes, 4)}: let lane i access element i, and transpose tiles in shared "
                 "memory.",
             )
     return None
@@ -114,7 +114,10 @@ def _bandwidth(counted: Counted) -> Bottleneck | None:
     busy = _get(counted, c.DRAM)
     if busy < BUSY:
         return None
-    words = f"DRAM is at {busy:.0f} % of its peak: only fewer bytes help (read each value once, keep it on the chip)."
+    words = (
+        f"DRAM is at {busy:.0f} % of its peak: only moving fewer bytes helps (read each value once, keep it on the "
+        f"chip)."
+    )
     return Bottleneck(Kind.BANDWIDTH, words)
 
 
@@ -123,8 +126,8 @@ def _cache(counted: Counted) -> Bottleneck | None:
     if busy < BUSY:
         return None
     words = (
-        f"the L2 cache is at {busy:.0f} % of its peak and DRAM at {_get(counted, c.DRAM):.0f} %: the same data is "
-        "read over and over; hold it in registers or shared memory instead."
+        f"the L2 cache is at {busy:.0f} % of its peak and DRAM at {_get(counted, c.DRAM):.0f} %: the same data is read "
+        "repeatedly; keep it in registers or shared memory instead."
     )
     return Bottleneck(Kind.CACHE, words)
 
@@ -132,7 +135,9 @@ def _cache(counted: Counted) -> Bottleneck | None:
 def _arithmetic(counted: Counted) -> Bottleneck | None:
     tensor, compute = _get(counted, c.TENSOR), _get(counted, c.COMPUTE)
     if tensor >= HALF_BUSY:
-        return Bottleneck(Kind.ARITHMETIC, f"the tensor cores work {tensor:.0f} % of the time: feed them without gaps.")
+        return Bottleneck(
+            Kind.ARITHMETIC, f"the tensor cores are busy {tensor:.0f} % of the time: supply their data without gaps."
+        )
     if compute < BUSY or compute < _get(counted, c.MEMORY):
         return None
     return Bottleneck(
@@ -166,12 +171,15 @@ def _stalls(counted: Counted) -> Bottleneck | None:
         return Bottleneck(Kind.ARITHMETIC, words)
     occupancy = _get(counted, c.OCCUPANCY)
     if longest is c.LONG_SCOREBOARD and 0 < occupancy < SPARSE:
-        words = f"{each}, and only {occupancy:.0f} % of the warps there is room for are resident{_limit(counted)}."
+        words = f"{each}, and only {occupancy:.0f} % of the possible warps are resident{_limit(counted)}."
         return Bottleneck(Kind.OCCUPANCY, words)
     if longest is c.LONG_SCOREBOARD:
-        words = f"{each}: have more loads in flight in each thread (several independent ones first, then their use)."
+        words = f"{each}: have more loads in flight in each thread (several independent loads first, then their use)."
         return Bottleneck(Kind.LATENCY, words)
-    words = f"{each}: keep values in registers, shuffle instead of storing, use __expf and the like where exact enough."
+    words = (
+        f"{each}: keep values in registers, shuffle instead of storing, use __expf and the like where they are exact "
+        f"enough."
+    )
     return Bottleneck(Kind.SHARED_LATENCY, words)
 
 
@@ -180,14 +188,14 @@ def _limit(counted: Counted) -> str:
     if not registers or not shared:
         return ""
     scarce, blocks = ("registers", registers) if registers <= shared else ("shared memory", shared)
-    return f", for there are {scarce} for {blocks:.0f} blocks a multiprocessor"
+    return f" (at most {blocks:.0f} blocks per multiprocessor, limited by {scarce})"
 
 
 def _tail(counted: Counted) -> Bottleneck | None:
     waves = _get(counted, c.WAVES)
     if not (1 < waves < 4 and 0 < waves % 1 < BARELY_MORE):
         return None
-    words = f"the blocks run in {waves:.2f} rounds: choose a grid that fills the last one, or let blocks loop."
+    words = f"the blocks run in {waves:.2f} rounds: choose a grid that fills the last round, or let blocks loop."
     return Bottleneck(Kind.TAIL, words)
 
 

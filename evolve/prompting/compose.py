@@ -45,7 +45,7 @@ SOURCES = (200_000, 20_000, 8_000)  # limits on the characters of a kernel, trie
 MANY, FEW = 12, 3  # numbers of kernels or failures that are listed, one line each
 MAX_REPLY, MAX_LESSON = 20_000, 300  # limits in characters
 DESIGN_TOKENS = 1500  # tokens reserved in a prompt for the designs and for the question about one of them
-LEFT_OUT = "(left out for lack of room)"
+LEFT_OUT = "(left out for lack of space)"
 
 
 def compose(
@@ -149,7 +149,7 @@ def _learned(request: Request, operator: str, parents: tuple[Candidate, ...]) ->
     if pytorch := kernel_sections.pytorch_section(request):
         yield PromptSection(Priority.REFERENCE, (pytorch,))
     if request.lessons:
-        heading = "# Lessons of earlier attempts at this op on this device"
+        heading = "# Lessons from earlier attempts at this op on this device"
         lines = [f"- {one_line(lesson, MAX_LESSON)}" for lesson in request.lessons]
         few = "\n".join([heading, *listed(lines, FEW)])
         yield PromptSection(Priority.LESSONS, ("\n".join([heading, *lines]), few, f"{heading}\n{LEFT_OUT}"))
@@ -215,16 +215,16 @@ def task(request: Request, operator: str, parents: tuple[Candidate, ...]) -> str
 def _improve(parent: Candidate) -> str:
     on_gpu = policy_of(parent.evaluation.device.kind).times_are_gpu_times
     weak = weakest(parent.evaluation) if on_gpu else None
-    there = f" Most is to be gained at {one_line(weak.workload, MAX_WORKLOAD)}." if weak else ""
+    there = f" The largest gain is possible at {one_line(weak.workload, MAX_WORKLOAD)}." if weak else ""
     bottleneck = (
-        "its one main bottleneck by the figures above"
+        "its main bottleneck according to the figures above"
         if on_gpu
-        else "the one main bottleneck that it would have on a GPU"
+        else "the main bottleneck that it would have on a GPU"
     )
     return (
-        f"Make the parent faster.{there} Name {bottleneck}, then make one change that "
-        "removes it, and leave the rest as it is. The result must differ from the parent in more than its knobs: those "
-        "are tuned elsewhere. Say in `note` what is new."
+        f"Make the parent faster.{there} Name {bottleneck}, then make one change that removes it, and leave the rest "
+        "unchanged. The result must differ from the parent in more than its knobs: those are tuned separately. Say in "
+        "`note` what is new."
     )
 
 
@@ -240,11 +240,12 @@ def _faster_everywhere(first: Candidate, second: Candidate) -> int:
 def _graft(best: int) -> str:
     other = 3 - best
     return (
-        f"Parent {best} is the faster one wherever parent {other} runs. Build on parent {best}, and look in parent "
+        f"Parent {best} is faster at every workload that parent {other} runs. Build on parent {best}, and look in "
+        "parent "
         f"{other} for the one thing that it lacks and that would make it faster still: how the work is divided, how "
-        "wide the accesses are, what is kept where, what is not computed twice. Name that thing and what it is to "
-        f"gain; if there is none, say so and bring an idea of your own that neither has. Say in `note` what comes from "
-        "which."
+        "wide the accesses are, which values are kept where, which are not computed twice. Name that thing and its "
+        "expected gain; if there is none, say so and add an idea of your own that neither has. Say in `note` what "
+        "comes from which parent."
     )
 
 
@@ -256,25 +257,28 @@ def _specialise(request: Request) -> str:
     if best:
         held = f"the best of them takes {standing(best)}" if timed else "one of them runs it"
     return (
-        f"Write a kernel for the workload where the kernels alive are weakest: {where} ({held}). It need not serve "
-        "anything else: let `when` and `dtypes` accept this workload and its like alone, specialise its sizes, and use "
-        "what holds there and not in general (a row that fits in registers, divisibility, few rows or many, one "
-        "dtype's width). Begin from the parent, as far as its design suits this workload. Other kernels keep "
-        "serving the other workloads."
+        f"Write a kernel for the workload at which the kernels alive are weakest: {where} ({held}). It need not "
+        "support other workloads: let `when` and `dtypes` accept only this workload and similar ones, specialise its "
+        "sizes, and use properties that hold there but not in general (a row that fits in registers, divisibility, few "
+        "rows or many, the width of one dtype). Start from the parent, as far as its design suits this workload. Other "
+        "kernels still run the other workloads."
     )
 
 
 def _port(request: Request, donor: Candidate) -> str:
     if donor.kernel.op != request.op.name:
         return (
-            f"The donor above computes another op, `{donor.kernel.op}`, and is the fastest known there. Take its idea "
-            f"over to {request.op.name}: how it divides the work, how wide its accesses are, what it keeps where. Name "
-            "the idea in a sentence, leave what belongs to its op alone behind, and write a kernel for this op. Its "
+            f"The donor above computes another op, `{donor.kernel.op}`, and is the fastest kernel known for it. Apply "
+            "its idea "
+            f"to {request.op.name}: how it divides the work, how wide its accesses are, which values it keeps where. "
+            "Name the idea in a sentence, leave out the parts that only its op needs, and write a kernel for this op. "
+            "Its "
             "tensor names and dims are not this op's."
         )
+    dtypes = ", ".join(donor.kernel.plan.dtypes) or "all dtypes"
     return (
-        f"The donor above does well at the workloads it runs ({', '.join(donor.kernel.plan.dtypes) or 'all dtypes'}). "
-        "Take its idea over to the workloads of this op that it does not run or where it is weak, above all to other "
+        f"The donor above is fast at the workloads that it runs ({dtypes}). "
+        "Apply its idea to the workloads of this op that it does not run or at which it is slow, above all to other "
         "dtypes: the width of an element changes how many fit in a 16-byte access, in a register and in shared memory, "
         "and which conversions are needed. Let `dtypes` and `when` accept those."
     )

@@ -21,12 +21,12 @@ RESERVED_BYTES = 1024  # bytes of shared memory that the system reserves for eac
 
 def form(traits: Traits) -> str:
     """Describe the compiled kernel in a few words: access widths, launches, shared memory, registers."""
-    shared = f"{nbytes(traits.shared_bytes)} of shared memory a block" if traits.shared_bytes else "no shared memory"
+    shared = f"{nbytes(traits.shared_bytes)} of shared memory per block" if traits.shared_bytes else "no shared memory"
     words = [
         f"{traits.load_bytes}-byte loads",
         "one launch" if traits.launches == 1 else f"{traits.launches} launches",
         shared,
-        f"{traits.registers} registers a thread",
+        f"{traits.registers} registers per thread",
     ]
     return ", ".join(words + ["tensor cores"] * traits.tensor_cores + ["atomics"] * traits.atomics)
 
@@ -42,8 +42,8 @@ def diagnosis(kernel: Kernel, evaluation: Evaluation, op: Op) -> tuple[str, ...]
         found += [*_narrow(traits, stores_matter=stores_matter), *_sparse(traits, evaluation.device)]
         if traits.launches > 1:
             found.append(
-                f"{traits.launches} launches: what passes between them goes through memory, and each has its own start "
-                "and end."
+                f"{traits.launches} launches: data that passes between them goes through memory, and each launch costs "
+                "time to start and to end."
             )
     if kernel.op == op.name and policy_of(evaluation.device.kind).times_are_gpu_times:
         found += _without_tensor_cores(evaluation, op)
@@ -55,8 +55,8 @@ def _spilled(resources: tuple[Resources, ...]) -> Iterator[str]:
     for spent in resources:
         if spent.local_bytes:
             yield (
-                f"`{one_line(spent.entry, 80)}` keeps {nbytes(spent.local_bytes)} a thread in local memory: registers "
-                "that were spilled, or an array indexed at run time."
+                f"`{one_line(spent.entry, 80)}` keeps {nbytes(spent.local_bytes)} per thread in local memory: "
+                "registers that were spilled, or an array indexed at run time."
             )
 
 
@@ -72,8 +72,8 @@ def _narrow(traits: Traits, *, stores_matter: bool) -> Iterator[str]:
     for what, width in (("Loads and stores", loads),) if alike else (("Loads", loads), ("Stores", stores)):
         if 0 < width < WIDEST_ACCESS:
             yield (
-                f"{what} in global memory are {width} bytes wide at most: 16-byte ones would take "
-                f"{WIDEST_ACCESS // width} times fewer instructions and have more bytes on their way at once."
+                f"{what} in global memory are at most {width} bytes wide: 16-byte accesses would need "
+                f"{WIDEST_ACCESS // width} times fewer instructions and have more bytes in flight."
             )
 
 
@@ -89,8 +89,8 @@ def _sparse(traits: Traits, device: DeviceInfo) -> Iterator[str]:
     limit = min(blocks, key=lambda name: blocks[name])
     yield (
         f"Occupancy is at most {traits.occupancy:.0%} of a multiprocessor's threads, limited by {limit} "
-        f"({traits.threads} threads a block, {traits.registers} registers a thread, "
-        f"{nbytes(traits.shared_bytes)} of shared memory a block)."
+        f"({traits.threads} threads per block, {traits.registers} registers per thread, "
+        f"{nbytes(traits.shared_bytes)} of shared memory per block)."
     )
 
 
@@ -102,8 +102,8 @@ def _without_tensor_cores(evaluation: Evaluation, op: Op) -> Iterator[str]:
         if op.matrix_flops and workload.key in timed and workload.dtype in HALVES and slow_us > bytes_us > 0:
             at = one_line(workload.key, MAX_WORKLOAD)
             yield (
-                f"It does without tensor cores, though in {workload.dtype} at {at} arithmetic takes longer than moving "
-                "the bytes."
+                f"It does not use tensor cores, although in {workload.dtype} at {at} the arithmetic takes longer than "
+                "moving the bytes."
             )
             return
 
@@ -139,10 +139,10 @@ AT_VALUES = re.compile(r"` on (\w+) values: ")
 MAX_LINES, MAX_LINE = 6, 200
 
 HINTS = {
-    Outcome.UNSUPPORTED: "It asks for something that this device does not offer. Do without it.",
+    Outcome.UNSUPPORTED: "It needs a feature that this device does not support. Avoid the feature.",
     Outcome.ILLEGAL: (
-        "On every workload that `when` accepts, its default knobs break a `require` or a limit of the "
-        "hardware. Smaller defaults, or a formula for block and shared that keeps the limit."
+        "On every workload that `when` accepts, its default knobs break a `require` or a limit of the hardware. Use "
+        "smaller defaults, or a formula for block and shared that stays within the limit."
     ),
     Outcome.MALFORMED: (
         "The plan does not fit the op or the function. Usual causes: a name that the op does not have, args "
@@ -150,18 +150,18 @@ HINTS = {
         'parameter for, a missing extern "C", a key below a [table] that belongs above it, a dim passed as a pointer.'
     ),
     Outcome.COMPILE_ERROR: (
-        "The first message counts, later ones often follow from it. Usual causes: a name from the host's "
-        "library or from std::, an argument that is specialised and passed too, a missing conversion between "
+        "Start with the first message; later ones often follow from it. Usual causes: a name from the host's "
+        "library or from std::, an argument that is specialised and also passed, a missing conversion between "
         "half types and float, `#if` on something that is not a knob."
     ),
     Outcome.LAUNCH_ERROR: (
-        "Nothing ran. Usual causes: more static and dynamic shared memory together than a block may have, too "
+        "The launch failed. Usual causes: more static and dynamic shared memory together than a block may have, too "
         "many registers for so many threads (add __launch_bounds__), a cooperative grid too large to be "
         "resident."
     ),
     Outcome.CRASHED: (
         "It accessed memory outside its buffers, or a misaligned address. Usual causes: an index that runs past the "
-        "end at tails, 32-bit overflow of row * cols, a 16-byte access at an address that is no multiple of 16, "
+        "end at tails, 32-bit overflow of row * cols, a 16-byte access at an address that is not a multiple of 16, "
         "dynamic shared memory beyond `shared`."
     ),
     Outcome.TIMED_OUT: (
@@ -170,7 +170,7 @@ HINTS = {
         "cooperative, a counter in workspace that is not zero = true."
     ),
     Outcome.WRONG: (
-        "Its numbers differ from PyTorch's by more than rounding. Usual causes: a missing __syncthreads() "
+        "Its results differ from PyTorch's by more than rounding. Usual causes: a missing __syncthreads() "
         "between writing and reading shared memory, threads that return before a shuffle or barrier of the others, "
         "threads beyond the tail taking part in a reduction, sums or products in half precision, a type that is "
         "fixed where the dtype varies (__half2 on bfloat16), an output element that is never written, a "
@@ -181,27 +181,28 @@ HINTS = {
         "vector of a row reaches beyond the size; guard it, or let `when` require divisibility."
     ),
     Outcome.CHANGED_INPUT: (
-        "After a run an input was not what it had been: it writes to an input, or past the end of another "
-        "buffer into it. Inputs are const; what has to be kept goes into workspace."
+        "After a run, an input had changed: the kernel writes to an input, or past the end of another buffer into it. "
+        "Inputs are const; use workspace for values that must be kept."
     ),
     Outcome.KEEPS_STATE: (
-        "Something of it outlives the call, a __device__ or static variable that is written or memory it "
-        "allocates; or it reads a clock. Declare a [workspace] (zero = true for counters), or make constant "
+        "It keeps state after the call, in a __device__ or static variable that it writes or in memory that it "
+        "allocates, or it reads a clock. Declare a [workspace] (zero = true for counters), or make constant "
         "tables const."
     ),
     Outcome.UNSAFE: (
-        "Its numbers are right by luck at best: its code or the sanitizer shows a race, a stray access, or a value "
-        "read before it was written. Usual causes: a missing __syncthreads() or __syncwarp(), a buffer in shared "
+        "Its results are right only by chance, if at all: its code or the sanitizer shows a race, a stray access, or a "
+        "value that is read before it is written. Usual causes: a missing __syncthreads() or __syncwarp(), a buffer in "
+        "shared "
         "memory used again too early, workspace read that is not zero = true; among blocks, a count or flag "
         "without __threadfence() before it, waiting without `cooperative = true`, __ldg of what the launch writes."
     ),
     Outcome.IMPLAUSIBLE: (
-        "It is faster than its inputs can be read, so it cannot have read them all. Every element of every "
+        "It is faster than its inputs can be read, so it cannot have read all of them. Every element of every "
         "input counts in every call."
     ),
     Outcome.DUPLICATE: (
-        "It compiles to the very machine code of another kernel, so what it changed the compiler undid or had done "
-        "already. Change what is read, kept or computed, not how it is written."
+        "It compiles to exactly the machine code of another kernel, so the compiler undid its changes or had already "
+        "made them. Change the reads, the stored values or the computation, not only the text of the source."
     ),
 }
 # Reasons why a kernel can be right for normal numbers and wrong for others, by the name of the check inputs.
@@ -213,20 +214,22 @@ AT = {
     "heavy_tail": "a few elements make up most of a sum here: none may be left out, or counted twice",
     "shifted": "rows lie far from zero here: begin a maximum at -INFINITY and not at 0, compute a variance from "
     "differences to the mean",
-    "moved": "numbers lie round another centre here, and farther apart: assume nothing about their scale",
+    "moved": "numbers have another mean and a larger spread here: assume nothing about their scale",
     "shifted_columns": "columns, or channels, lie far from zero here: compute a variance from differences to the mean",
-    "integers": "everything is exact here, so this is no rounding: an element is missing, counted twice or misplaced",
-    "constant": "all values of a row are equal here, in some all zero: no variance, nothing but ties; mind eps and 0/0",
+    "integers": "everything is exact here, so this is not rounding: an element is missing, counted twice or misplaced",
+    "constant": "all values of a row are equal here, and all zero in some rows: no variance, only ties; consider eps "
+    "and 0/0",
     "masked": "half of the row is -inf here: -inf minus -inf is NaN; begin a running maximum at a finite number",
     "ties": "many values are equal here, and zeros have both signs: order them as the reference does",
     "tiny": "values are tiny here: eps counts, and squares may underflow to zero",
     "faint": "values are far below float16's range here: nothing may pass through float16 on its way",
     "vast": "values are far beyond float16's range here: nothing may pass through float16 on its way",
-    "zero": "all inputs, or all gradients, are zero here: mind 0/0 and rsqrtf(0)",
+    "zero": "all inputs, or all gradients, are zero here: consider 0/0 and rsqrtf(0)",
     "minute": "all inputs, or all gradients, are around 1e-8 here: nothing may pass through float16, no fixed point",
     "subnormal": "all inputs are subnormal here: they are numbers, not zeros",
     "saturating": "all inputs are around 100 here: exponentials overflow, so inf/inf must not occur",
-    "overflowing": "inputs reach the largest float16 here: what exceeds it must become infinite in float16, not 65504",
+    "overflowing": "inputs reach the largest float16 here: results beyond it must become infinite in float16, not "
+    "65504",
     "NaN": "some inputs are NaN here, and results must be NaN where PyTorch's are: fmaxf(NaN, y) is y, and comparisons "
     "with NaN are false, so keep it by x != x ? x : ...",
     "infinite": "some inputs are infinite here: inf * 0 and inf - inf are NaN, which must occur only where they do in "
@@ -237,7 +240,7 @@ AT = {
     "hide NaN",
     "infinite_weights": "some weights are infinite here: they must not be cut off, and inf - inf is NaN",
     "minute_weights": "all weights and biases are around 1e-8 here: nothing may pass through float16 on its way",
-    "minus_inf_rows": "some rows are nothing but -inf here: a search that begins at -inf finds nothing, and -inf minus "
+    "minus_inf_rows": "some rows consist only of -inf here: a search that begins at -inf finds nothing, and -inf minus "
     "-inf is NaN",
 }
 

@@ -64,8 +64,9 @@ SHARED_ADDRESS = "__device__ unsigned at(const void* p) { return (unsigned)__cvt
 INSTRUCTIONS = (
     InstructionFamily(
         "cp.async", 80, STREAM,
-        "16 bytes (or 4, 8 with .ca) from global to shared memory past the registers, so that the next tile is on its "
-        "way while this one is used. All must lie in the tensor, even if a fourth operand limits what is read.",
+        "16 bytes (or 4, 8 with .ca) from global to shared memory, bypassing the registers, so that the next tile is "
+        "in flight while this one is used. All bytes must lie in the tensor, even if a fourth operand limits the "
+        "read.",
         """\
 __device__ void copy16(void* to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at(to)), "l"(from) : "memory");
@@ -79,7 +80,8 @@ __syncthreads();
     ),
     InstructionFamily(
         "cp.async.bulk", 90, STREAM,
-        "one thread has a whole stretch copied (addresses and size multiples of 16); an mbarrier counts its bytes.",
+        "one thread starts the copy of a contiguous range (addresses and size are multiples of 16); an mbarrier counts "
+        "its bytes.",
         """\
 __device__ void wait(unsigned barrier, int phase) {
     asm volatile("{\\n.reg .pred done;\\nagain:\\n"
@@ -112,7 +114,7 @@ wait(at(&arrived), 0);  // used again, its phases are 1, 0, 1, ...
         "and the whole box counts. To store a tile: fence.proxy.async.shared::cta by its writers, a barrier, then in "
         "one thread cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [map, {column, row}], [tile]; "
         "cp.async.bulk.commit_group; and cp.async.bulk.wait_group 0 before the block ends, or wait_group.read before "
-        "the tile changes; what lies beyond the tensor is not written. For products let one warp fill a ring of "
+        "the tile changes; elements beyond the tensor are not written. For products, let one warp fill a ring of "
         "stages, each with an mbarrier `full` (one arrival and the bytes) and one `empty` (an arrival of each "
         "warpgroup that has read it), so that warpgroups only wait and multiply.",
         """\
@@ -144,8 +146,8 @@ x_map = { tensor = "x", shape = ["rows", "cols"], box = [64, 64], swizzle = 128 
     ),
     InstructionFamily(
         "clusters", 90, STREAM,
-        "up to 8 neighbouring blocks meet and read each other's shared memory. `__cluster_dims__(SIZE, 1, 1)` stands "
-        "between `void` and the entry's name, with a knob as SIZE; the grid is a multiple of it.",
+        "up to 8 neighbouring blocks synchronise and read each other's shared memory. `__cluster_dims__(SIZE, 1, 1)` "
+        "is between `void` and the entry's name, with a knob as SIZE; the grid is a multiple of it.",
         """\
 __device__ float of_block(const float* mine, int rank) {
     unsigned there;
@@ -182,20 +184,20 @@ __device__ void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2
     InstructionFamily(
         "wgmma", 90, PRODUCT,
         "four warps multiply tiles in shared memory: A [64, k] by B [n, k] (both with k contiguous), n a multiple of "
-        "8 up to 256 with n / 2 sums a thread. Here n = 8, a row is 64 bf16 values (128 bytes), tiles begin at "
+        "8 up to 256 with n / 2 sums per thread. Here n = 8, a row is 64 bf16 values (128 bytes), tiles begin at "
         "multiples of 1024 bytes, and the 16-byte piece p of row r lies at byte 128 * r + 16 * (p ^ r % 8). Warp w, "
         "lane l hold rows 16 * w + l / 4 (d[0], d[1]) and 8 further (d[2], d[3]), columns 2 * (l % 4) and the next. "
         "If B is [k, n] with n contiguous, the last 0 is a 1: a line then holds 64 columns of one k, 64 k follow "
-        "each other, blocks of 64 columns lie 8192 bytes apart (512 << 16 in place of 1 << 16), and 16 of k are 2048 "
-        "bytes. A may lie in registers: {%4, %5, %6, %7}, pairs as in mma.sync, in place of its descriptor, and one "
-        "0 less at the end; sums packed in pairs are such a factor of the next product. What is computed between a "
-        "product and its wait runs beside it only where a branch or loop on the result stands before "
-        "wgmma.wait_group, as the compiler moves waits up, and only if the product's own registers are not touched. "
+        "each other, blocks of 64 columns are 8192 bytes apart (512 << 16 in place of 1 << 16), and 16 of k are 2048 "
+        "bytes. A may be in registers: {%4, %5, %6, %7}, pairs as in mma.sync, in place of its descriptor, and one "
+        "0 less at the end; sums packed in pairs are such a factor of the next product. Code between a "
+        "product and its wait runs in parallel only if a branch or loop on its result comes before "
+        "wgmma.wait_group, because the compiler moves waits up, and only if it does not use the product's registers. "
         "Blocks that fetch tiles of 128 x 64 and 64 x 256 by cp.async, two steps ahead, reach 74 % of cuBLAS at 4096 "
-        "cubed; fetched by tensor maps, all of it. For float32, scale each row of A and column of B by a power of two "
+        "cubed; with tensor maps they reach 100 %. For float32, scale each row of A and column of B by a power of two "
         "to a largest value near 2^15, split both into a high half and a low one times 2^11, and add high * high and "
-        "2^-11 * (high * low + low * high) to float32 sums after every 64 terms, as sums in tensor cores lose bits: "
-        "2.7 times PyTorch's speed.",
+        "2^-11 * (high * low + low * high) to float32 sums after every 64 terms, because sums in tensor cores "
+        "lose bits. This is 2.7 times as fast as PyTorch.",
         """\
 __device__ unsigned long long tile_at(const void* tile) {
     return 1ull << 62 | 64ull << 32 | 1ull << 16 | (at(tile) & 0x3ffff) >> 4;

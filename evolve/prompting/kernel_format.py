@@ -69,7 +69,7 @@ require    = [bool]                 legal knob settings, over knobs, lets and `s
 timed at the first ones; a tuner may then try some other settings, not all
 [let]       name = int              named integers, in order; each may use those before it
 [workspace] name = {{ shape = [int], dtype = "float32", zero = false }}    scratch memory; dtype may name a tensor
-[[launch]]                          one or more, run in order, each sees what those before it wrote
+[[launch]]                          one or more, run in order; each sees the results of the previous ones
 entry = str                         the extern "C" __global__ function
 grid, block = [int, ...]            one to three sizes, x first; a grid of 0 skips the launch
 shared = int                        bytes of dynamic shared memory; above 48 KB is set up for you
@@ -79,12 +79,12 @@ cooperative = bool                  the whole grid is resident at once, so that 
 - int is a TOML integer or a string with + - * // % min max ceil_div itemsize(tensor) over dims, parameters, knobs, \
 lets and `sms` (multiprocessors). bool is a string of integer comparisons with and, or, not. No / ** floats, \
 conditionals or other calls.
-- `op` to `require` stand above the first [table]. Unknown keys are errors. A new name is a C identifier, no keyword \
-of C++, and not one of the op's. A float parameter cannot be specialised: pass it in `args`.
-- Limits: 1024 threads a block, z of it 64; y and z of a grid 65535; shared memory as the device has it; at most 64 \
-values a knob, 400 characters an expression, 20,000 a plan. A workload at which the default knobs break one is not run.
+- `op` to `require` come before the first [table]. Unknown keys are errors. A new name is a C identifier, not a \
+keyword of C++, and not a name of the op. A float parameter cannot be specialised: pass it in `args`.
+- Limits: 1024 threads per block, its z 64; y and z of a grid 65535; the device's shared memory; at most 64 values per \
+knob, 400 characters per expression, 20,000 per plan. A workload at which the default knobs break a limit is not run.
 
-Two launches that share scratch memory, as they stand in a plan:
+Two launches that share scratch memory, as part of a plan:
 
 ```toml
 [let]
@@ -110,39 +110,40 @@ args = ["partial", "out", "parts"]
 # The device code
 - For each tensor and workspace NAME its element type is `NAME_t`: float32 is float, float16 __half, bfloat16 \
 __nv_bfloat16, float64 double, int64 long long, int32 int, int16 short, int8 signed char, uint8 unsigned char, bool \
-bool; float8_e4m3fn __nv_fp8_e4m3 and float8_e5m2 __nv_fp8_e5m2, which need <cuda_fp8.h>. So one text serves several \
+bool; float8_e4m3fn __nv_fp8_e4m3 and float8_e5m2 __nv_fp8_e5m2, which need <cuda_fp8.h>. One text thus serves several \
 dtypes. `float(value)` and `NAME_t(number)` convert. Accumulate in float.
 - Specialised names are `constexpr int` (long long from 2^31 on) and need no argument; branch on them with \
 `if constexpr`. Only knobs are macros: `#if` on anything else is an error.
-- An entry is extern "C", so no template itself; its helpers may be. A tensor arrives as `const NAME_t*` or, for \
+- An entry is extern "C", so it cannot be a template; its helpers can. A tensor arrives as `const NAME_t*` or, for \
 outputs and workspace, `NAME_t*`; an integer as int or long long, a float parameter as float or double. The \
 number and the sizes of the arguments are checked.
-- C++17, compiled by NVRTC. There without an include: INFINITY, NAN, FLT_MAX, INT_MAX and the like, M_PI, int8_t to \
-uint64_t, the fp16 and bf16 types with their intrinsics, `List`. <math.h>, <stdint.h>, <float.h>, <cuda_fp16.h>, \
+- C++17, compiled by NVRTC. Available without an include: INFINITY, NAN, FLT_MAX, INT_MAX and the like, M_PI, int8_t \
+to uint64_t, the fp16 and bf16 types with their intrinsics, `List`. <math.h>, <stdint.h>, <float.h>, <cuda_fp16.h>, \
 <cuda_bf16.h>, <mma.h> may be included. Avoid cooperative_groups, cuda/std and cub (seconds to compile). No std::, no \
-header of your own.
+headers of your own.
 - Dynamic shared memory is `extern __shared__ T name[];`, static is at most 48 KB.
-- Blocks of a cooperative launch meet at a counter in workspace with zero = true: after __syncthreads(), thread 0 does \
-__threadfence(), atomicAdd, waits until all blocks have been counted, __threadfence() again, then __syncthreads(). In \
-other launches a block may wait for none but lower tickets, which blocks draw by atomicAdd. What a block writes for \
-others needs __threadfence() before the count or flag that tells them, and no __ldg in the same launch.
+- Blocks of a cooperative launch synchronise at a counter in workspace with zero = true: after __syncthreads(), \
+thread 0 calls __threadfence() and atomicAdd, waits until all blocks have been counted, calls __threadfence() again, \
+and then __syncthreads(). In other launches, a block may wait only for lower tickets, which blocks draw by atomicAdd. \
+Values that a block writes for other blocks need __threadfence() before the count or flag that announces them, and no \
+__ldg in the same launch.
 - Tensors are contiguous and row-major, and like workspace begin at a multiple of 16 bytes, so a 16-byte \
 access (float4, uint4, or a struct alignas(16)) inside a row needs `cols * itemsize(x) % 16 == 0`; a struct may still \
-be stored in parts, a uint4 by __stcs is not. Index with long long where a tensor may exceed 2^31 elements.
+be stored in parts, unlike a uint4 by __stcs. Index with long long where a tensor may exceed 2^31 elements.
 
 # What is checked
-- Every output element must be written in every call: outputs arrive filled with garbage, and so does workspace \
-unless zero = true. Right means close to PyTorch in float64 for inputs of many kinds (normal, large, tiny, constant \
-rows and others), at every workload that `when` accepts, also ones you are not shown: 1, odd sizes, primes, tile sizes \
-plus or minus one. Either handle tails or narrow `when`.
-- Inputs are read-only. Touch nothing outside the buffers, not even by reading: guards lie round them, and a sanitizer \
-looks for stray accesses, races and values read before they were written.
-- Each call stands alone: no __device__ or static variable that is written (constant tables are fine), no malloc or \
-new, no clock. A result that is remembered, guessed or computed from part of the inputs counts as cheating, and so \
-does a time shorter than reading the inputs takes.
-- Prefer the same bits each time: floating-point atomics make results differ from call to call, which is recorded.
+- Every output element must be written in every call: outputs arrive filled with garbage, as does workspace unless \
+zero = true. Right means close to PyTorch in float64 for inputs of many kinds (normal, large, tiny, constant rows and \
+others), at every workload that `when` accepts, including workloads that are not shown: 1, odd sizes, primes, tile \
+sizes plus or minus one. Either handle tails or narrow `when`.
+- Inputs are read-only. Do not access memory outside the buffers, not even by reading: guards surround them, and a \
+sanitizer looks for stray accesses, races and values read before they were written.
+- Each call is independent: no __device__ or static variable that is written (constant tables are fine), no malloc or \
+new, no clock. A result that is remembered, guessed or computed from part of the inputs counts as cheating, as does a \
+time shorter than that of reading the inputs.
+- Prefer deterministic results: floating-point atomics make results differ from call to call, which is recorded.
 - Then it is timed at the listed workloads with a cold L2 cache: all launches of a call, the gaps between them, and \
-the zeroing of workspace with zero = true. What is faster anywhere survives.
+the zeroing of workspace with zero = true. A kernel that is faster at any workload survives.
 """
 
 

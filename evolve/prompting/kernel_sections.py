@@ -44,14 +44,16 @@ def kernel_section(title: str, candidate: Candidate, op: Op, characters: int, mo
     if evaluation.log.strip():
         parts += ["The compiler says:", fenced("text", clipped(evaluation.log, MAX_LOG // 4))]
     if found := diagnosis(kernel, evaluation, op):
-        parts += ["What shows without a measurement:", *(f"- {sentence}" for sentence in found)]
+        parts += ["Faults that are visible without a measurement:", *(f"- {sentence}" for sentence in found)]
     return "\n".join(parts)
 
 
 def _in_flight(traits: Traits) -> str:
     """Return the occupancy, and the number of bytes in flight if every resident thread has one pending load."""
     flying = traits.occupancy * THREADS * traits.load_bytes
-    return f"occupancy {traits.occupancy:.0%}: one load of each thread is {nbytes(flying)} in flight a multiprocessor"
+    return (
+        f"occupancy {traits.occupancy:.0%}: one load of each thread means {nbytes(flying)} in flight per multiprocessor"
+    )
 
 
 def pytorch_section(request: Request) -> str:
@@ -78,7 +80,7 @@ def failure_section(candidate: Candidate, characters: int, log_characters: int =
     """Return the section about a failed kernel: its text, outcome, usual causes, log, and the lines named there."""
     kernel, evaluation = candidate.kernel, candidate.evaluation
     named = complaints(kernel, evaluation.log)
-    meant = ["The lines that this is about:", fenced("text", "\n".join(named))] if named else []
+    meant = ["The lines in question:", fenced("text", "\n".join(named))] if named else []
     return "\n".join([
         f"# Repair this kernel ({kernel.id[:SHORT_ID]})",
         fenced("cuda", clipped(kernel.text, characters)),
@@ -154,7 +156,7 @@ def _measured(m: Measurement) -> str:
 def _resources(spent: Resources) -> str:
     spilled = f", {nbytes(spent.local_bytes)} of local memory (spills or indexed arrays)" if spent.local_bytes else ""
     shared = f"{nbytes(spent.shared_bytes)} of static shared memory"
-    return f"- {one_line(spent.entry, 80)}: {spent.registers} registers a thread, {shared}{spilled}"
+    return f"- {one_line(spent.entry, 80)}: {spent.registers} registers per thread, {shared}{spilled}"
 
 
 def _not_run(skipped: tuple[str, ...]) -> list[str]:

@@ -30,21 +30,21 @@ GPU_GOAL = "sm_90a"  # the target GPU if kernels are evaluated on the emulator
 VALUES = {
     "uniform": "uniform in 0..1, so that sums grow",
     "large": "large (exponentials overflow)",
-    "moved": "normal round another centre, of another spread, at each call that is timed",
+    "moved": "normal with another mean and another spread in each timed call",
     "heavy_tail": "heavy-tailed (a few elements make up most of a sum)",
-    "shifted": "far from zero (each row has its own centre, up to some hundreds below or above)",
+    "shifted": "far from zero (each row has its own mean, up to some hundreds below or above zero)",
     "shifted_columns": "far from zero column by column, or channel by channel",
     "integers": "small integers (the result must be exact)",
-    "constant": "constant rows (variance 0), some of zeros",
+    "constant": "constant rows (variance 0), some of them zero",
     "masked": "half of each row -inf",
     "ties": "many equal values, zeros of both signs",
     "tiny": "tiny, down to subnormal",
     "faint": "faint (around 2**-30, below float16's range, except in float16)",
-    "far_below": "far below zero (-1e10; in float16 -4000), below what stands for -inf in models",
+    "far_below": "far below zero (-1e10; in float16 -4000), below the numbers that models use for -inf",
     "vast": "vast (around 2**20, beyond float16's range, except in float16)",
 }
 EXTREME = {
-    "zero": "nothing but zeros",
+    "zero": "only zeros",
     "minute": "all around 1e-8, as gradients deep in a network",
     "subnormal": "all subnormal",
     "saturating": "all around 100, where exponentials overflow",
@@ -53,7 +53,7 @@ EXTREME = {
     "saved_NaN": "a few NaN in what the forward saved",
     "infinite": "a few infinities of both signs",
     "saved_infinite": "a few infinities in what the forward saved, where PyTorch's result is not NaN",
-    "minus_inf_rows": "rows of nothing but -inf",
+    "minus_inf_rows": "rows of only -inf",
     "clashing": "NaN beside an infinity in one row, two infinities in one row",
     "NaN_that_counts": "NaN where results depend on it",
 }
@@ -74,12 +74,12 @@ def op_section(op: Op, device: DeviceInfo, reference_source: str, characters: in
         f"Dims: {one_line(', '.join(op.dims), 1000) or 'none'}{derived}.",
         f"Parameters: {_parameters(op)}.",
         f"Dtypes: {', '.join(op.dtypes)}.",
-        "Workloads, all timed, with what any kernel must at least do there:",
+        "Workloads, all timed, with the least work of any kernel:",
         *listed([f"- {_workload_line(op, workload, device)}" for workload in op.workloads(device.kind)], MAX_WORKLOADS),
     ]
     if op.awkward:
         others = "" if op.only_listed else " (other shapes are drawn at random)"
-        parts.append(f"Checked too, where `when` accepts them, but not timed{others}:")
+        parts.append(f"Also checked where `when` accepts them, but not timed{others}:")
         parts += listed([f"- {one_line(w.key, MAX_WORKLOAD)}" for w in op.awkward], MAX_AWKWARD)
     values = "; ".join(["normal", *(VALUES.get(name, name) for name in op.values)])
     return "\n".join([*parts, f"Inputs are drawn: {values}.", *_extremes(op), _tolerance(op.tolerance)])
@@ -88,12 +88,12 @@ def op_section(op: Op, device: DeviceInfo, reference_source: str, characters: in
 def _extremes(op: Op) -> Iterator[str]:
     """Yield the required outputs at the extremes of the inputs, and the extremes that the op leaves undefined."""
     met = [*(EXTREME[name] for name in op.extremes), *(_words(name) for name in op.arrangements)]
-    yield f"Each of these is checked on its own too: {'; '.join(met)}."
+    yield f"Each of these is also checked separately: {'; '.join(met)}."
     if any(name in NOT_FINITE for name in op.extremes):
         yield "Outputs must be NaN and infinite where PyTorch's are: fmaxf and fminf drop NaN, comparisons are false."
     if op.exempt:
         left = "; ".join(f"{EXTREME[name]} ({why})" for name, why in op.exempt.items())
-        yield f"Never checked, since PyTorch leaves the result open: {one_line(left, MAX_MEANING)}."
+        yield f"Never checked, because PyTorch leaves the result open: {one_line(left, MAX_MEANING)}."
 
 
 def _words(name: str) -> str:
@@ -113,17 +113,17 @@ def device_section(op: Op, info: DeviceInfo) -> str:
     if not policy_of(info.kind).times_are_gpu_times:
         return (
             f"# The device: {one_line(info.name, MAX_NOTE)} ({info.kind})\n"
-            "Kernels run here on an emulator: threads are simulated on a CPU, so no times are shown. "
-            "Of inline PTX it has mma.sync (m16n8k16 in bf16 and f16, m16n8k8 in tf32, sums in f32), ldmatrix, "
-            "cp.async and ex2.approx, and nothing else; it has no wmma. The goal is "
-            f"still a kernel that is good on a GPU such as arch {GPU_GOAL}: coalesced, few barriers, enough blocks.\n"
+            "Kernels run here on an emulator: threads are simulated on a CPU, so no times are shown. It supports only "
+            "this inline PTX: mma.sync (m16n8k16 in bf16 and f16, m16n8k8 in tf32, sums in f32), ldmatrix, cp.async "
+            "and ex2.approx; it does not support wmma. The goal is still a kernel that is fast on a GPU such as arch "
+            f"{GPU_GOAL}: coalesced accesses, few barriers, enough blocks.\n"
             f"Limits: {_limits(info)}."
         )
     lines = [f"# The device: {info.name} ({info.kind})", f"Limits: arch {info.arch}, {_limits(info)}."]
     if not info.arch.startswith(SMALL_ARCHS):
         lines.append(
             f"A multiprocessor has {REGISTERS} registers and holds {THREADS} threads in at most {BLOCKS} blocks, so "
-            f"all its threads fit only up to {REGISTERS // THREADS} registers a thread."
+            f"all its threads fit only with up to {REGISTERS // THREADS} registers per thread."
         )
     rates = [f"copy bandwidth {info.copy_gb_s:.0f} GB/s"] if info.copy_gb_s else []
     streams = bound_by_memory(op, info)
@@ -169,7 +169,7 @@ def _floor(op: Op, workload: Workload, device: DeviceInfo) -> Iterator[str]:
 def _tolerance(tolerance: Tolerance) -> str:
     if tolerance.exact:
         return "Tolerance: none, the outputs must equal PyTorch's exactly."
-    itself = " Outputs are positive: each must also be right in relation to itself." if tolerance.relative else ""
+    itself = " Outputs are positive, and the relative error of each is limited, too." if tolerance.relative else ""
     return (
         f"Tolerance: against float64, the root mean square error may be {tolerance.factor:g} times PyTorch's own "
         f"at that dtype, and no element may be off by more than {4 * tolerance.factor:g} times its own rounding plus "

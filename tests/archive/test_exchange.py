@@ -162,7 +162,7 @@ def test_parameters_are_placed_next_to_the_messages() -> None:
 def test_an_unfinished_reply_is_distinguished_from_a_reply_without_a_kernel(text: str) -> None:
     (reply,) = read_replies(text)
     assert unfinished(reply.failure.partition(": ")[2])
-    assert not unfinished("the reply holds no kernel")
+    assert not unfinished("the reply contains no kernel")
 
 
 @pytest.mark.parametrize("parents", [(), (PARENT,), (PARENT, OTHER)])

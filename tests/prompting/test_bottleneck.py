@@ -78,7 +78,7 @@ def test_stalls_are_not_a_bottleneck_where_instructions_are_always_issued() -> N
 @each({str(case): case for case in [(2, 8, "registers"), (8, 2, "shared memory")]})
 def test_low_occupancy_names_its_limit(registers: int, shared: int, scarce: str) -> None:
     few = {c.LONG_SCOREBOARD: 9.0, c.OCCUPANCY: 20.0, c.BLOCKS_BY_REGISTERS: registers, c.BLOCKS_BY_SHARED: shared}
-    assert f"there are {scarce} for 2 blocks a multiprocessor" in found(few).words
+    assert f"at most 2 blocks per multiprocessor, limited by {scarce}" in found(few).words
 
 
 @each(

@@ -157,21 +157,21 @@ def test_the_prompt_for_a_crossover_compares_the_parents_by_workload() -> None:
 def test_a_crossover_with_a_parent_that_is_nowhere_faster_takes_an_idea_from_it(better: int) -> None:
     parents = (alive(KERNEL, GPU, 30.0, 80.0), alive(SLOW, GPU, 34.0))[:: 3 - 2 * better]
     told = compose(situation(CROSSOVER)[0], CROSSOVER, parents, REFERENCE)[1].content.partition("# Your task\n")[2]
-    assert told.startswith(f"Parent {better} is the faster one wherever parent {3 - better} runs. ")
+    assert told.startswith(f"Parent {better} is faster at every workload that parent {3 - better} runs. ")
 
 
 def test_a_crossover_of_parents_that_each_win_some_workloads_combines_both() -> None:
-    assert "# Your task\nWrite one kernel that unites what each parent does better." in prompt(CROSSOVER)
+    assert "# Your task\nWrite one kernel that combines the strengths of both parents." in prompt(CROSSOVER)
 
 
 def test_the_prompt_for_an_exploration_describes_the_compiled_kernels() -> None:
     told = prompt(EXPLORE)
     assert "one thread per row: 0.73x the best of PyTorch" in told
-    assert "4-byte loads, one launch, no shared memory, 40 registers a thread" in told
+    assert "4-byte loads, one launch, no shared memory, 40 registers per thread" in told
 
 
 def test_the_prompt_for_an_improvement_names_the_weakest_workload() -> None:
-    assert "Most is to be gained at rows=8192 cols=1024 shift=0.5 float32." in prompt(IMPROVE)
+    assert "The largest gain is possible at rows=8192 cols=1024 shift=0.5 float32." in prompt(IMPROVE)
 
 
 def test_a_specialisation_is_for_the_workload_where_the_population_is_weakest() -> None:
@@ -193,7 +193,7 @@ def test_a_port_within_an_op_requests_the_other_dtypes() -> None:
     request, _ = situation(PORT)
     sibling = alive(parse(DONOR_TEXT.replace("row_sum", OP.name)), GPU, 20.0)
     told = compose(request, PORT, (sibling,), REFERENCE)[1].content
-    assert "The donor above does well at the workloads it runs (float32)." in told
+    assert "The donor above is fast at the workloads that it runs (float32)." in told
 
 
 def test_the_prompt_for_a_repair_holds_the_compile_error() -> None:
@@ -231,7 +231,7 @@ def test_a_profile_names_one_bottleneck() -> None:
 def test_prompts_on_the_emulator_show_no_times_and_no_speedups(operator: str) -> None:
     told = prompt(operator, EMULATOR).partition("# The device")[2]
     told = told.replace("".join(LESSONS), "").replace(LESSONS[0], "")
-    assert not re.search(r"\d us\b|\d\.\d+x|times as fast|Most is to be gained", told)
+    assert not re.search(r"\d us\b|\d\.\d+x|times as fast|The largest gain is possible", told)
     assert "no times are shown" in told
 
 
@@ -251,7 +251,7 @@ def test_a_prompt_gives_the_times_to_beat_and_how_exact_pytorch_is() -> None:
 def test_a_parent_is_shown_with_its_setting_and_the_bytes_in_flight() -> None:
     told = prompt(IMPROVE)
     assert "- with the first value of each knob: WARPS=4" in told
-    assert "occupancy 75%: one load of each thread is 6 KiB in flight a multiprocessor" in told
+    assert "occupancy 75%: one load of each thread means 6 KiB in flight per multiprocessor" in told
 
 
 def test_a_crossover_may_add_a_new_idea() -> None:
@@ -259,7 +259,7 @@ def test_a_crossover_may_add_a_new_idea() -> None:
     beaten = replace(slow, evaluation=replace(slow.evaluation, measurements=slow.evaluation.measurements[:1]))
     told = compose(request, CROSSOVER, (fast, beaten), REFERENCE)[1].content
     assert "You may add an idea that neither has" in prompt(CROSSOVER)
-    assert "bring an idea of your own that neither has" in told
+    assert "add an idea of your own that neither has" in told
 
 
 def test_each_launch_of_a_profiled_parent_has_its_time_bytes_and_first_reason_to_wait() -> None:
@@ -285,8 +285,8 @@ def test_on_the_emulator_the_goal_is_still_a_gpu() -> None:
 
 
 def test_on_the_emulator_the_bottleneck_is_that_of_a_gpu() -> None:
-    assert "the one main bottleneck that it would have on a GPU" in prompt(IMPROVE, EMULATOR)
-    assert "by the figures above" in prompt(IMPROVE)
+    assert "the main bottleneck that it would have on a GPU" in prompt(IMPROVE, EMULATOR)
+    assert "according to the figures above" in prompt(IMPROVE)
 
 
 def test_on_a_gpu_the_prompt_does_not_mention_an_emulator() -> None:

@@ -62,8 +62,8 @@ def test_the_rules_give_the_c_type_of_every_dtype(dtype: str) -> None:
 
 def test_the_limits_in_the_rules_are_those_of_the_code() -> None:
     threads, (_, _, deep), (_, most, _) = binding.MAX_THREADS, binding.MAX_BLOCK, binding.MAX_GRID
-    assert f"{threads} threads a block, z of it {deep}; y and z of a grid {most}" in rules()
-    assert f"at most {plan.MAX_KNOB_VALUES} values a knob" in rules()
+    assert f"{threads} threads per block, its z {deep}; y and z of a grid {most}" in rules()
+    assert f"at most {plan.MAX_KNOB_VALUES} values per knob" in rules()
 
 
 @each({header: header for header in ["math.h", "stdint.h", "float.h"]})

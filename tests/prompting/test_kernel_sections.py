@@ -31,11 +31,11 @@ def test_a_kernel_without_faults_has_no_diagnosis() -> None:
 
 
 def test_narrow_loads_and_stores_are_reported() -> None:
-    assert said_of(traits(load_bytes=4)).startswith("Loads and stores in global memory are 4 bytes wide at most: ")
+    assert said_of(traits(load_bytes=4)).startswith("Loads and stores in global memory are at most 4 bytes wide: ")
 
 
 def test_narrow_stores_without_narrow_loads_are_reported() -> None:
-    assert said_of(replace(WIDE, store_bytes=8)).startswith("Stores in global memory are 8 bytes wide at most: ")
+    assert said_of(replace(WIDE, store_bytes=8)).startswith("Stores in global memory are at most 8 bytes wide: ")
 
 
 def test_narrow_stores_of_a_kernel_that_writes_little_are_not_reported() -> None:
@@ -65,12 +65,12 @@ def test_low_occupancy_is_reported_with_its_limit(changed: dict[str, int], limit
 
 
 def test_spills_are_reported_with_their_size() -> None:
-    assert "`center_rows` keeps 96 B a thread in local memory" in said_of(WIDE, Resources("center_rows", 255, 0, 96))
+    assert "`center_rows` keeps 96 B per thread in local memory" in said_of(WIDE, Resources("center_rows", 255, 0, 96))
 
 
 def test_a_compiled_kernel_is_described_by_its_own_figures() -> None:
     described = form(replace(WIDE, shared_bytes=64, launches=2, atomics=True))
-    assert described == "16-byte loads, 2 launches, 64 B of shared memory a block, 40 registers a thread, atomics"
+    assert described == "16-byte loads, 2 launches, 64 B of shared memory per block, 40 registers per thread, atomics"
 
 
 def test_kernels_that_differ_only_in_their_knobs_share_a_line() -> None:
@@ -104,7 +104,7 @@ def test_arithmetic_in_half_precision_without_tensor_cores_is_reported(tensor_co
     op = replace(OP, matrix_flops=lambda dims: 100_000 * dims["rows"] * dims["cols"])
     evaluation = alive(SLOW, GPU, 34.0, 90.0).evaluation
     evaluation = replace(evaluation, traits=replace(WIDE, tensor_cores=tensor_cores))
-    assert any("without tensor cores" in sentence for sentence in diagnosis(SLOW, evaluation, op)) is told
+    assert any("does not use tensor cores" in sentence for sentence in diagnosis(SLOW, evaluation, op)) is told
 
 
 def counted(**changed: float) -> Candidate:

@@ -62,11 +62,11 @@ def test_the_limit_of_a_prompt_can_be_set() -> None:
 
 # The sections in the order in which they are cut: the mark that each leaves, and a text that disappears with it.
 CUT = (
-    ("# The kernels that are alive\n(left out for lack of room)", "- f02589c1"),
-    ("# Attempts that failed\n(left out for lack of room)", "hastily: compile error"),
-    ("# Lessons of earlier attempts at this op on this device\n(left out for lack of room)", LESSONS[1]),
-    ("# Parent 1 as the profiler saw it\n(left out for lack of room)", "The bottleneck:"),
-    ("# Parent 2: one thread per row\n(left out for lack of room)", "kernel.cu has no such line"),
+    ("# The kernels that are alive\n(left out for lack of space)", "- f02589c1"),
+    ("# Attempts that failed\n(left out for lack of space)", "hastily: compile error"),
+    ("# Lessons from earlier attempts at this op on this device\n(left out for lack of space)", LESSONS[1]),
+    ("# Parent 1 as the profiler saw it\n(left out for lack of space)", "The bottleneck:"),
+    ("# Parent 2: one thread per row\n(left out for lack of space)", "kernel.cu has no such line"),
 )
 
 

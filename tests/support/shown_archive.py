@@ -86,7 +86,7 @@ def _run(op: str, run: str, number: int, kernels: int) -> Iterator[Record]:
         now += 30.0
         if index % 8 == 7:
             yield Proposal(op, "draft", MODELS[number], None, run=run, reply=f"Sorry {index}", created=now,
-                           failure="the reply holds no kernel", cost=Cost(3_000, 40, 3.0, usd=0.004))  # fmt: skip
+                           failure="the reply contains no kernel", cost=Cost(3_000, 40, 3.0, usd=0.004))  # fmt: skip
             continue
         parent = rng.choice(made[-4:]) if made else None
         kernel = _varied(op, f"idea {index} of run {number}", rng)

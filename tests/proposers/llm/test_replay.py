@@ -73,7 +73,7 @@ def test_an_answer_has_its_recorded_cost() -> None:
 
 @each(
     {
-        "prose": ("Use warps.", "the reply holds no kernel: no code that begins with /*---", ""),
+        "prose": ("Use warps.", "the reply contains no kernel: no code that begins with /*---", ""),
         "no reply": ("", "the request failed with status 500: no", "the request failed with status 500: no"),
         "cut off": ("/*--- half", "the reply was cut off at the limit", "the reply was cut off at the limit"),
     }
