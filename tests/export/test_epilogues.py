@@ -49,7 +49,7 @@ def forgotten(machine: EmulatedMachine) -> Iterator[None]:
 
 
 class Then(nn.Module):
-    """Layers one after the other, whose last result is all that others read."""
+    """A sequence of layers, of which other calls read only the last result."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def conv(*, bias: bool = True, **how: Any) -> nn.Conv2d:
 
 
 def norm(filters: int = 12) -> nn.BatchNorm2d:
-    """Return batch norm whose statistics and parameters are not those of a new layer."""
+    """Return batch norm whose statistics and parameters differ from those of a new layer."""
     made = nn.BatchNorm2d(filters)
     for one in (made.weight, made.bias, made.running_mean, made.running_var):
         assert one is not None
@@ -129,7 +129,7 @@ def test_a_layer_without_a_gradient_of_its_activation_trains_by_its_single_calls
     run, graph_pass = compiled(model, known)
     torch.testing.assert_close(trained(model, run, x), trained(other, other, x), rtol=1e-3, atol=1e-4)
     if op != "conv2d_bias":
-        assert f"no gradient of {op} to" in graph_pass.report.reasons[op]
+        assert f"no gradient of {op} with respect to" in graph_pass.report.reasons[op]
     else:
         assert graph_pass.report.replaced["conv2d_bias"] == 1, str(graph_pass)
 
@@ -143,12 +143,12 @@ class Used(Then):
 
 
 LEFT: dict[str, tuple[str, Made, tuple[int, ...]]] = {
-    "the kernels have the exact": (
+    "the kernels compute the exact": (
         "gemm_bias_gelu",
         lambda: Then(nn.Linear(16, 24), nn.GELU(approximate="tanh")),
         ROWS,
     ),
-    "the exact gelu": (
+    "the exact GELU": (
         "conv2d_bias_gelu",
         lambda: Then(conv(stride=1, padding=1), nn.GELU(approximate="tanh")),
         IMAGES,

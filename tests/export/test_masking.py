@@ -44,7 +44,7 @@ def forgotten(machine: EmulatedMachine) -> Iterator[None]:
 
 
 class Attention(nn.Module):
-    """As in nanoGPT, with a buffer of zeros and ones."""
+    """Attention as in nanoGPT, with a buffer of zeros and ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ MASKED = (
 
 
 def given(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Return scores, and a mask that hides whole rows where keys after each query are hidden, too."""
+    """Return scores, and a mask that hides whole rows if later keys are hidden, too."""
     mask = torch.zeros(BATCH, TOKENS, dtype=torch.bool)
     mask[0, :2] = mask[1, 3:] = True
     return (3 * torch.randn(SCORES)).to(dtype), mask

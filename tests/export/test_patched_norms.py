@@ -39,7 +39,7 @@ def forgotten(machine: EmulatedMachine) -> Iterator[None]:
 
 
 class Doubled(LlamaNorm):
-    """More than a norm."""
+    """A layer that is more than a norm."""
 
     def forward(self, x: Tensor) -> Tensor:
         return 2 * super().forward(x)

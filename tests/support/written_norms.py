@@ -7,7 +7,7 @@ WIDTH = 8
 
 
 class LlamaNorm(nn.Module):
-    """As in Hugging Face's Llama."""
+    """A norm as in Hugging Face's Llama."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class LlamaNorm(nn.Module):
 
 
 class MetaNorm(LlamaNorm):
-    """As in the first code of Llama."""
+    """A norm as in the original code of Llama."""
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
@@ -31,7 +31,7 @@ class MetaNorm(LlamaNorm):
 
 
 class DividedNorm(LlamaNorm):
-    """With a division and one change of dtype, at the end."""
+    """A norm with a division and one change of dtype, at the end."""
 
     def forward(self, x: Tensor) -> Tensor:
         root = torch.sqrt(1e-6 + x.float().square().mean(dim=-1, keepdim=True))

@@ -21,7 +21,7 @@ SPLIT = (torch.split, "split")
 
 
 def _hiding(node: Any) -> tuple[Any, Any, Any, bool] | None:
-    """Return scores, the mask by which a call hides some, the number in their place, and if it marks the others."""
+    """Return scores, a mask, the number that replaces hidden scores, and whether the mask marks the visible ones."""
     if calls(node, (*HIDE, "masked_fill_")):
         given = arguments(node, ("input", "mask", "value"))
         return given["input"], given["mask"], given["value"], False
@@ -32,7 +32,7 @@ def _hiding(node: Any) -> tuple[Any, Any, Any, bool] | None:
 
 
 def masked_scores(node: Any) -> Match | None:
-    """Return the softmax of scores, perhaps times a scale, of which a mask hides some."""
+    """Return the softmax of masked scores, which may be scaled."""
     outer = uncast(node)
     given = arguments(outer.of, ("input", "dim")) if calls(outer.of, SOFTMAX) and len(outer.of.args) < 3 else {}
     inner = uncast(given.get("input"))
@@ -114,7 +114,7 @@ class Halves(NamedTuple):
     """A tensor of which two nodes are the first and the second half, if the first has this size, and their calls."""
 
     of: Any
-    size: int | None  # None where the halves have equal sizes of any value
+    size: int | None  # None if the halves have equal sizes of any value
     calls: tuple[Node, ...]
 
 

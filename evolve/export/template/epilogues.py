@@ -1,7 +1,7 @@
-"""Epilogues: activations that one op computes together with the convolution, linear layer or norm before them.
+"""Epilogues: activations that one op computes together with the preceding convolution, linear layer or norm.
 
-Between a convolution and its activation, batch norm by running statistics is a factor and an addend of each channel,
-so it becomes part of the weight and of the bias.
+Between a convolution and its activation, batch norm with running statistics is a factor and an addend of each channel,
+so it becomes part of the weight and the bias.
 """
 
 from functools import partial
@@ -20,14 +20,14 @@ from evolve.export.template.matching import OF_CONV, RELU, Match, arguments, cal
 OF_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 OF_GROUP_NORM = ("input", "num_groups", "weight", "bias", "eps")
 OF_LINEAR = ("input", "weight", "bias")
-NOT_TANH = "the kernels have the exact gelu"
+NOT_TANH = "the kernels compute the exact GELU"
 CONV2D = (functional.conv2d, torch.conv2d)
 STEPS = OF_CONV[3:]  # arguments of a convolution that are not tensors
-FOLDED = (torch.float32, torch.bfloat16)  # dtypes that hold a weight times the factors of a norm
+FOLDED = (torch.float32, torch.bfloat16)  # dtypes that can represent a weight times the factors of a norm
 
 
 def _activated(node: Any) -> tuple[str, Any] | None:
-    """Return the name of an activation and the node that it takes; None for any other call."""
+    """Return the name of an activation and the node of its input; None for any other call."""
     if calls(node, RELU):
         return "relu", node.args[0] if node.args else None
     if calls(node, (functional.silu,)) and node.args:
@@ -38,7 +38,7 @@ def _activated(node: Any) -> tuple[str, Any] | None:
 
 
 def activated_convolution(node: Any) -> Match | None:
-    """Return a convolution of images with batch norm by running statistics, an activation, or both after it."""
+    """Return a convolution of images followed by batch norm with running statistics, an activation, or both."""
     name, last = _activated(node) or ("", node)
     of_norm = arguments(last, OF_BATCH_NORM) if calls(last, (functional.batch_norm,)) else {}
     conv = of_norm["input"] if of_norm else last
@@ -51,7 +51,7 @@ def activated_convolution(node: Any) -> Match | None:
     steps = {name: given[name] for name in STEPS if name in given}
     lower = partial(conv2d_activated, activation=name, **steps)
     inside = tuple(dict.fromkeys((conv, last, node)))
-    # The eps of a layer is a node where a graph leaves numbers open.
+    # The eps of a layer is a node if a graph leaves numbers open.
     read = (given["input"], given["weight"], given.get("bias"), of_norm.get("eps", 1e-5), *norm)
     op = f"conv2d_bias_{name}".removesuffix("_tanh").rstrip("_")
     return Match(op, inside, (node,), read, lower, NOTHING if norm else LOW)
@@ -60,7 +60,7 @@ def activated_convolution(node: Any) -> Match | None:
 def conv2d_activated(
     x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *norm: Tensor, activation: str, **steps: Any
 ) -> Lowered:
-    """A convolution of images, batch norm by a running mean and variance, a weight and a bias, and an activation."""
+    """A convolution of images, batch norm with a running mean and variance, a weight and a bias, and an activation."""
     if activation == "gelu_tanh":
         return NOT_TANH
     if norm:
@@ -73,7 +73,7 @@ def conv2d_activated(
     if isinstance(found, str):
         return found
     if not isinstance(found, Call) or found.op != "conv2d_bias":
-        return "the kernels take images with channels first, no groups and no dilation"
+        return "the kernels accept images with channels first, no groups and no dilation"
     made_bytes = weight.numel() * weight.element_size() if norm else 0
     return found._replace(op=f"conv2d_bias_{activation}" if activation else found.op, after_bytes=made_bytes)
 
@@ -81,7 +81,7 @@ def conv2d_activated(
 def _folded(
     x: Tensor, weight: Tensor, bias: Tensor | None, norm: tuple[Tensor, ...], eps: float
 ) -> tuple[Tensor, Tensor, Tensor] | str:
-    """Return the input, weight and bias of a convolution that norms its result, too; or why there is none."""
+    """Return the input, weight and bias of a convolution that includes the norm, or the reason why there is none."""
     is_cast = torch.is_autocast_enabled(x.device.type)
     dtype = torch.get_autocast_dtype(x.device.type) if is_cast and x.dtype is not torch.float64 else x.dtype
     if dtype not in FOLDED:
@@ -91,7 +91,7 @@ def _folded(
     if len(kinds) > 1 or not kinds <= {dtype, torch.float32} or not (is_cast or given == {dtype}):
         return "the dtypes differ"
     if any(one.shape != weight.shape[:1] for one in (*norm, *(() if bias is None else (bias,)))):
-        return "batch norm has other channels than the convolution's filters"
+        return "the channels of batch norm are not the convolution's filters"
     mean, variance, factor, shift = (one.float() for one in norm)
     factor = factor * torch.rsqrt(variance + eps)
     shift = shift - (mean if bias is None else mean - bias.float()) * factor
@@ -99,7 +99,7 @@ def _folded(
 
 
 def activated_linear(node: Any) -> Match | None:
-    """Return a linear layer with relu or gelu after it."""
+    """Return a linear layer followed by ReLU or GELU."""
     found = _activated(node)
     if not found or found[0] == "silu" or not calls(found[1], (functional.linear,)):
         return None
@@ -121,7 +121,7 @@ def linear_activated(x: Tensor, weight: Tensor, bias: Tensor | None, *, activati
 
 
 def batch_norm_and_relu(node: Any) -> Match | None:
-    """Return batch norm by the batch's own statistics with relu after it."""
+    """Return batch norm with the batch's own statistics, followed by ReLU."""
     if not calls(node, RELU) or not calls(node.args[0], (functional.batch_norm,)):
         return None
     given = arguments(node.args[0], OF_BATCH_NORM)
@@ -133,7 +133,7 @@ def batch_norm_and_relu(node: Any) -> Match | None:
 
 
 def group_norm_and_silu(node: Any) -> Match | None:
-    """Return group norm with silu after it."""
+    """Return group norm followed by SiLU."""
     if not calls(node, (functional.silu,)) or not calls(node.args[0], (functional.group_norm, torch.group_norm)):
         return None
     given = arguments(node.args[0], OF_GROUP_NORM)

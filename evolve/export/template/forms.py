@@ -18,9 +18,9 @@ CALL_US, BYTES_PER_US = 8.0, 1e6  # time of a call that adds or copies, and the 
 INTEGER = str(int)
 CHANNELS_LAST = "the channels are last in memory, and the results of this function's kernels have another layout"
 Arguments = tuple[Any, ...]
-RECURRENT = ("lstm", "gru", "rnn_tanh", "lstm_cell", "gru_cell")  # functions that layers call after making states
+RECURRENT = ("lstm", "gru", "rnn_tanh", "lstm_cell", "gru_cell")  # functions that layers call after creating states
 LOW, FLOAT32, NOTHING = "low", "float32", "nothing"  # how autocast changes a function's tensors on a GPU
-# Functions whose tensors autocast leaves as they are on a CPU.
+# Functions whose tensors autocast leaves unchanged on a CPU.
 UNCHANGED_ON_CPU = frozenset(
     ("cosine_similarity", "cumprod", "cumsum", "group_norm", "group_norm_silu", "gru_cell", "layer_norm", "log_softmax",
      "lstm_cell", "masked_softmax", "mv", "softmax", "softplus", "sum")
@@ -60,7 +60,8 @@ class Form:
     same: tuple[Callable[..., Any], ...] = ()  # functions of torch that take the same arguments
     result: str = "Tensor"  # type of the result
     own: bool = False  # whether PyTorch lacks the op
-    parts: Callable[..., Parts | None] | None = None  # returns the calls of this function of which a call is composed
+    # returns the calls of this function of which a call is composed
+    parts: Callable[..., Parts | None] | None = None
 
     def autocast_to(self, device_type: str) -> torch.dtype | None:
         """Return the dtype that autocast gives to arguments: float64 if it changes none, None if it is unknown."""
@@ -111,7 +112,10 @@ def _misfit(name: str, taken: str, value: Any) -> str:
 
 
 def with_fixed_numbers(call: Call) -> Call:
-    """Return a call whose parameters are not open in a graph. PyTorch's own functions fix such numbers, too."""
+    """Return a call with fixed numbers in place of those that a graph leaves open.
+
+    PyTorch's own functions also fix them.
+    """
     if not any(isinstance(value, torch.SymFloat) for value in call.parameters.values()):
         return call
     fixed = {name: float(v) if isinstance(v, torch.SymFloat) else v for name, v in call.parameters.items()}

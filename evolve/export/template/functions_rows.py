@@ -25,9 +25,9 @@ from evolve.export.template.forms import (
 NO_DIM = "no dim is given"
 SCALAR = "the input has no dims"
 OTHER_DTYPE = "the result has another dtype than the input"
-SEVERAL = "it goes over several dims"
+SEVERAL = "several dims are given"
 BY_HEADS = 4  # dims of attention scores: batch, heads, queries, keys
-WITH_POSITIONS = 5  # bytes of the values alone: a position has two to four times as many bytes as a value
+WITH_POSITIONS = 5  # bytes of the values only: a position has two to four times as many bytes as a value
 
 
 def _mapped(op: str, input: Tensor, dim: int | None, dtype: torch.dtype | None) -> Lowered:
@@ -83,7 +83,7 @@ def masked_softmax(
     if (to or (within if like is None else like.dtype) or x.dtype) is not x.dtype:
         return OTHER_DTYPE
     if not 2 <= x.dim() <= BY_HEADS or dim not in {-1, x.dim() - 1}:
-        return "the kernels take scores of two to four dims, along the last one"
+        return "the kernels accept scores of two to four dims, along the last one"
     pairs = zip(mask.shape[::-1], x.shape[::-1], strict=False)
     if mask.dtype is not torch.bool or mask.dim() > x.dim() or any(size not in (1, of_x) for size, of_x in pairs):
         return "the mask is not one of booleans for these scores"

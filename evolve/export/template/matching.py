@@ -14,13 +14,13 @@ METHODS_OF_DTYPE = {"float": torch.float32, "half": torch.float16, "bfloat16": t
 ADD = (operator.add, torch.add, "add")
 MULTIPLY = (operator.mul, torch.mul, torch.multiply, "mul", "multiply")
 DIVIDE = (operator.truediv, torch.div, "div")
-# Names of the arguments after the first one, in order, for functions that models also call with names.
+# Names of the arguments after the first one, in order, for functions that models also call with keyword arguments.
 OF_CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 RELU = (functional.relu, torch.relu, torch.relu_, functional.relu_, "relu", "relu_")
 
 
 class Match(NamedTuple):
-    """A match: the calls that one op computes, those whose results are used, and the replacement's arguments."""
+    """A match: the calls that one op computes, those whose results are needed, and the replacement's arguments."""
 
     op: str
     inside: tuple[Node, ...]
@@ -88,11 +88,11 @@ def _dtype_of(node: Any) -> Any:
     if node.target in {"to", "type"} and (given := (*node.args[1:], *node.kwargs.values())) and len(given) == 1:
         if isinstance(given[0], torch.dtype):
             return given[0]
-        if calls(given[0], (getattr,)) and given[0].args[1] == "dtype":  # as fx traces `x.dtype`
+        if calls(given[0], (getattr,)) and given[0].args[1] == "dtype":  # this is how fx traces `x.dtype`
             return given[0].args[0]
     return None
 
 
 def is_plain(named: Mapping[str, Any]) -> bool:
-    """Return whether the named arguments of an activation are those that it has without them, or only `inplace`."""
+    """Return whether the keyword arguments of an activation are its defaults, except perhaps `inplace`."""
     return all((name, value) in (("inplace", False), ("approximate", "none")) for name, value in named.items())

@@ -51,7 +51,7 @@ OF_NORM = ("input", "normalized_shape", "weight", "eps")
 
 
 class Norm(NamedTuple):
-    """A root mean square norm, written out: the nodes that it reads, and its calls."""
+    """A root mean square norm that is written out: the nodes that it reads, and its calls."""
 
     x: Any
     weight: Any
@@ -142,7 +142,7 @@ def _misfit_of_dtypes(x: Tensor, weight: Tensor, dtypes: Sequence[tuple[Any, ...
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, dtypes: Any) -> Lowered:
-    """A sum, and its root mean square norm."""
+    """A sum followed by its root mean square norm."""
     if x.shape != residual.shape or weight.shape != x.shape[-1:]:
         return "the shapes differ"
     if x.dtype != residual.dtype:
@@ -186,7 +186,7 @@ def _norm_of_sum(node: Any) -> Match | None:
 
 
 def _norm_of_gated(node: Any) -> Match | None:
-    """Return the norm of a tensor times silu of another one, as in Mamba 2."""
+    """Return the norm of a tensor times SiLU of another tensor, as in Mamba 2."""
     found = norm(node)
     dtypes = _all_resolved(found) if found else None
     if not found or dtypes is None:
@@ -207,7 +207,7 @@ def _norm_of_gated(node: Any) -> Match | None:
 def rms_norm_silu(
     x: Tensor, gate: Tensor, weight: Tensor, *, eps: float, dtypes: Sequence[tuple[Any, ...]], of_product: Any
 ) -> Lowered:
-    """The root mean square norm of `x` times silu of a gate, with changes of dtype between the steps."""
+    """The root mean square norm of `x` times SiLU of a gate, with changes of dtype between the steps."""
     if x.shape != gate.shape or weight.shape != x.shape[-1:]:
         return "the shapes differ"
     if x.dtype != gate.dtype:
@@ -232,7 +232,7 @@ def _layer_norm_of_sum(node: Any) -> Match | None:
 def add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, *, shape: tuple[int, ...], eps: float
 ) -> Lowered:
-    """A sum, and its layer norm."""
+    """A sum followed by its layer norm."""
     if x.shape != residual.shape or shape != x.shape[-1:] or not weight.shape == bias.shape == shape:
         return "the shapes differ"
     if len({one.dtype for one in (x, residual, weight, bias)}) > 1:
@@ -260,7 +260,7 @@ def _smooth_gate(node: Any) -> Match | None:
 
 
 def _causal(node: Any) -> Match | None:
-    """Return a convolution of each channel that is padded at both ends, of which the first positions are kept."""
+    """Return a convolution of each channel, padded at both ends, of which only the first positions are kept."""
     if not calls(node, (operator.getitem,)) or not calls(node.args[0], (functional.conv1d,)):
         return None
     *others, kept = node.args[1] if isinstance(node.args[1], tuple) else (None,)
