@@ -50,7 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker and the hypothesis profiles, and make xdist keep the order of files."""
-    gc.disable()  # until the tests are collected: hundreds of modules with thousands of tests hold no garbage
+    gc.disable()  # enabled again after collection, which imports hundreds of modules and makes no garbage
     config.addinivalue_line("markers", "exhaustive: takes long; runs only with --exhaustive")
     if hasattr(config.option, "loadscopereorder"):
         # xdist would start with the files that have the most tests, but the slowest files have only a few.
@@ -91,7 +91,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         torch.set_num_threads(1)
     if config.getoption("--exhaustive"):
         for item in items:
-            if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):  # it runs with more examples
+            # --exhaustive runs these with more examples
+            if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
                 item.add_marker(pytest.mark.exhaustive)
     else:
         left_out = [item for item in items if item.get_closest_marker("exhaustive")]

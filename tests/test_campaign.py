@@ -110,7 +110,7 @@ def test_a_resumed_campaign_counts_the_earlier_cost_of_each_op(store: SqliteStor
     times = {"twice": SLOW, "thrice": tuple(80 * 0.99**number for number in range(99))}
     run(store, {"twice": SLOW}, Budget(evals=64))
     run(store, times, Budget(evals=48), PricedModel(written={"twice": 64}))
-    assert spent(store, "thrice").evals == 48  # its headroom is nearly as large, and it had spent nothing
+    assert spent(store, "thrice").evals == 48  # the other op has nearly the same headroom and had spent nothing
 
 
 def test_headroom_shrinks_as_times_do(store: SqliteStore) -> None:
@@ -129,11 +129,11 @@ def test_headroom_is_a_guess_until_something_is_measured(store: SqliteStore) -> 
 
 @dataclass
 class TwoCards(FakeEngine):
-    """Engine with two cards: it takes a job for each before it gives the verdict on the older one."""
+    """Engine with two cards: it takes a job for each card before it yields the verdict on the older job."""
 
     cards: int = 2
-    together: list[frozenset[str]] = field(default_factory=list)  # the current ops whenever a verdict is given
-    idle: int = 0  # verdicts before which a card had no job, although jobs had not ended
+    together: list[frozenset[str]] = field(default_factory=list)  # the ops of current jobs at each verdict
+    idle: int = 0  # number of verdicts at which a card had no job although more jobs followed
 
     def evaluate(self, jobs: Iterable[Job | None]) -> Iterator[Evaluation]:
         incoming, held, ended = iter(jobs), deque[Job](), False
@@ -163,7 +163,7 @@ def run_side_by_side(
 def test_an_idle_card_takes_the_next_op(store: SqliteStore) -> None:
     _, engine = run_side_by_side(store, {"twice": SLOW, "thrice": SLOW}, Budget(evals=64))
     assert frozenset({"twice", "thrice"}) in engine.together
-    assert engine.idle <= 1  # only the last kernel of the budget is alone
+    assert engine.idle <= 1  # a card is idle only during the last kernel of the budget
 
 
 def test_a_single_op_leaves_the_other_card_idle_only_at_the_end_of_its_rounds(store: SqliteStore) -> None:

@@ -16,7 +16,7 @@ MODULES = sorted(
 )
 OURS = {"archive", "evolve", "reference_ops"}
 LONGEST_CHAIN = 9  # modules, each of which imports the next one at module level
-# Libraries, and the only places that may import them.
+# Libraries, with the only modules that may import them.
 RESERVED = {
     "cupy": ("evolve/devices/cuda/",),
     "cupy_backends": ("evolve/devices/cuda/",),
@@ -115,7 +115,7 @@ def test_imports_have_no_cycles_and_no_chain_is_too_long() -> None:
     modules = {".".join(path.with_suffix("").parts).removesuffix(".__init__"): path for path in MODULES}
     graph = {name: names(tree(path).body, path) & modules.keys() - {name} for name, path in modules.items()}
     length: dict[str, int] = {}
-    for name in TopologicalSorter(graph).static_order():  # raises a CycleError that names the cycle
+    for name in TopologicalSorter(graph).static_order():  # a cycle raises a CycleError that names it
         length[name] = 1 + max((length[other] for other in graph[name]), default=0)
     longest = max(length, key=lambda name: length[name])
     assert length[longest] <= LONGEST_CHAIN, f"{longest} starts a chain of {length[longest]} imports"

@@ -87,7 +87,7 @@ def test_the_fastest_setting_is_found_and_the_run_ends_when_nothing_is_left(stor
     run(store, engine)
     best = min(store.find(Evaluation), key=lambda evaluation: evaluation.measurements[0].median_us)
     assert best.measurements[0].median_us == 64.0
-    assert len(engine.evaluated) == 3  # each setting of the only knob once
+    assert len(engine.evaluated) == 3  # one evaluation for each setting of the only knob
 
 
 def test_every_event_is_in_the_archive_before_it_is_reported(store: SqliteStore) -> None:
@@ -104,7 +104,7 @@ def test_a_stopped_run_resumes_without_losing_or_repeating_work(store: SqliteSto
     assert len(first.evaluated) == 2
     evaluated = sorted(kernel.id for kernel in first.evaluated + second.evaluated)
     assert evaluated == sorted({kernel.id for kernel in store.find(Kernel)})
-    assert len(store.find(Evaluation)) == 4  # one for each setting, and the champion's confirmation
+    assert len(store.find(Evaluation)) == 4  # one verdict for each setting, and the champion's confirmation
 
 
 def test_running_again_when_everything_is_known_evaluates_nothing(store: SqliteStore) -> None:
@@ -198,7 +198,7 @@ def test_a_kernel_that_differs_only_in_its_note_is_not_evaluated_again(store: Sq
 
 @dataclass(frozen=True)
 class Reader:
-    """A model that proposes nothing. `read` collects the profiles in its requests."""
+    """A model that proposes nothing and collects the profiles of its requests in `read`."""
 
     read: list[tuple[Profile, ...]] = field(default_factory=list)
     name: str = "model"

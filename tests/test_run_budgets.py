@@ -179,7 +179,7 @@ def test_half_of_a_small_budget_of_evaluations_is_kept_for_kernels_after_the_fir
     search, view = Search("run", op(), TWICE, 7, Budget(evals=evals)), OpView(store, "twice", CPU)
     assert search.request(view, Spent()).wanted == first
     run(store, Budget(evals=1), PricedModel(), timed_engine())
-    assert search.request(view, Spent(evals=1)).wanted == min(GENERATION, evals - 1)  # a kernel is alive
+    assert search.request(view, Spent(evals=1)).wanted == min(GENERATION, evals - 1)  # the population has a kernel
 
 
 def test_the_first_questions_of_a_small_budget_leave_room_for_others(store: SqliteStore) -> None:

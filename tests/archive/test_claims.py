@@ -42,11 +42,11 @@ def two(store: SqliteStore) -> Iterator[tuple[SqliteClaims, SqliteClaims]]:
         yield first, second
 
 
-def test_a_kernel_is_claimed_once_and_again_when_it_is_given_back(two: tuple[SqliteClaims, SqliteClaims]) -> None:
+def test_a_kernel_is_claimed_once_until_its_claim_is_given_back(two: tuple[SqliteClaims, SqliteClaims]) -> None:
     first, second = two
     assert first.take(KERNEL.id, GPU.key)
     assert not second.take(KERNEL.id, GPU.key)
-    second.give_back(KERNEL.id, GPU.key)  # not its own
+    second.give_back(KERNEL.id, GPU.key)  # has no effect: the claim belongs to the other holder
     assert not second.take(KERNEL.id, GPU.key)
     first.give_back(KERNEL.id, GPU.key)
     assert second.take(KERNEL.id, GPU.key)

@@ -58,7 +58,7 @@ def test_a_request_is_one_line() -> None:
     assert "\n" not in request_line("a.draft.-.0", "m-1", [("user", "one\ntwo\r\n")])
 
 
-def test_a_reply_carries_its_text_model_and_tokens() -> None:
+def test_a_reply_has_its_text_model_and_tokens() -> None:
     assert only(answered(body())) == BatchReply("a.draft.-.0", "hello", "m-1", Cost(22, 2))
 
 

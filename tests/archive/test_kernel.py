@@ -68,7 +68,7 @@ def test_a_different_source_has_a_different_id() -> None:
     assert parse(changed("first() {}", "first() { }")).id != kernel().id
 
 
-def test_a_setting_has_one_id_whatever_its_order_of_knobs() -> None:
+def test_the_order_of_knobs_does_not_change_the_id_of_a_setting() -> None:
     direct = kernel().with_knobs({"WARPS": 2})
     roundabout = kernel().with_knobs({"WARPS": 8}).with_knobs({"WARPS": 2})
     assert direct.id == roundabout.id

@@ -17,7 +17,7 @@ ONE, OTHER, THIRD = kernel(1), kernel(2), kernel(3)
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["deleted", "replaced"])
-def test_the_copy_holds_all_records_and_those_that_were_being_added(tmp_path: Path, *, replaced: bool) -> None:
+def test_the_copy_contains_all_records_and_those_that_were_being_added(tmp_path: Path, *, replaced: bool) -> None:
     path = tmp_path / "archive.db"
     store = open_archive(path)
     store.append(ONE, failed(ONE.id))
@@ -27,7 +27,7 @@ def test_the_copy_holds_all_records_and_those_that_were_being_added(tmp_path: Pa
         open_archive(path).close()
     with pytest.raises(ArchiveError, match="was deleted or replaced while it was in use") as caught:
         store.append(OTHER)
-    with pytest.raises(ArchiveError):  # such as the end of a run, which is recorded as the run ends
+    with pytest.raises(ArchiveError):  # another record, such as the end of the run
         store.append(THIRD)
     (copy,) = tmp_path.glob("archive-rescued-*.db")
     assert str(copy) in str(caught.value)
@@ -66,7 +66,7 @@ def test_claims_on_an_archive_that_is_gone_do_not_create_a_new_one(tmp_path: Pat
     assert not path.exists()
 
 
-def test_an_archive_that_another_process_writes_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
+def test_an_archive_that_another_process_writes_is_not_mistaken_for_a_new_one(tmp_path: Path) -> None:
     path = tmp_path / "archive.db"
     store, other = open_archive(path), open_archive(path)
     for number in range(20):

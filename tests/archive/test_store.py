@@ -117,7 +117,7 @@ def test_evaluations_stay_in_order_when_an_older_one_is_added_later(store: Sqlit
     assert store.find(Evaluation, "gelu") == []
 
 
-def test_more_evaluations_than_one_statement_takes_are_found_in_order(store: SqliteStore) -> None:
+def test_more_evaluations_than_one_statement_can_return_are_found_in_order(store: SqliteStore) -> None:
     verdicts = [failed(f"k{number}", created=float(number)) for number in range(1201)]
     store.append(*reversed(verdicts))
     assert open_archive(store.path).find(Evaluation) == verdicts
@@ -156,7 +156,7 @@ def test_a_merge_is_the_union_and_merging_again_adds_nothing(store: SqliteStore,
     other = open_archive(tmp_path / "other.db")
     store.append(proposal(kernel(1)), passed(kernel(1).id, a=1.0))
     other.append(proposal(kernel(1)), proposal(kernel(2)), passed(kernel(1).id, CPU, a=1.0))
-    assert merge(store, other) == 3  # a kernel, its proposal, a verdict
+    assert merge(store, other) == 3  # the second kernel, its proposal and the verdict of the CPU
     assert merge(store, other) == 0
     assert {found.id for found in store.find(Kernel)} == {kernel(1).id, kernel(2).id}
     assert {verdict.device.kind for verdict in store.find(Evaluation)} == {"cuda", "emulated"}
@@ -187,7 +187,7 @@ def test_our_own_verdict_that_is_merged_back_stays_our_own(store: SqliteStore, t
     assert store.find(Merged) == []
 
 
-def test_a_reader_sees_records_that_a_writer_adds_and_cannot_write(store: SqliteStore) -> None:
+def test_a_reader_finds_records_that_a_writer_adds_and_cannot_write(store: SqliteStore) -> None:
     reader = open_archive(store.path, read_only=True)
     store.append(proposal(kernel(1)))
     assert reader.find(Kernel) == [kernel(1)]
@@ -304,7 +304,7 @@ def judged_kernels(store: SqliteStore, made: list[str], op: str = "softmax") -> 
     return store.derived("number of verdicts", op, count, int)
 
 
-def test_a_derived_value_is_made_anew_only_after_a_record_of_its_op_was_added(store: SqliteStore) -> None:
+def test_a_derived_value_is_computed_again_only_after_a_record_of_its_op_was_added(store: SqliteStore) -> None:
     made: list[str] = []
     run = Run("r", "softmax", GPU.key, "offline", 7, 1.0)
     for record in (
@@ -322,7 +322,7 @@ def test_a_derived_value_is_made_anew_only_after_a_record_of_its_op_was_added(st
     assert (judged_kernels(store, made), made) == (2, [])
 
 
-def test_a_derived_value_is_made_anew_after_a_merge(store: SqliteStore, tmp_path: Path) -> None:
+def test_a_derived_value_is_computed_again_after_a_merge(store: SqliteStore, tmp_path: Path) -> None:
     other, made = open_archive(tmp_path / "other.db"), list[str]()
     store.append(passed(kernel(1).id, a=3.5))
     other.append(passed(kernel(2).id, a=2.5))
@@ -341,7 +341,7 @@ def test_a_reader_keeps_derived_values_for_later_readers(tmp_path: Path) -> None
     assert made == ["softmax"]
 
 
-def test_without_the_right_to_write_a_derived_value_is_made_each_time(tmp_path: Path) -> None:
+def test_without_permission_to_write_a_derived_value_is_computed_each_time(tmp_path: Path) -> None:
     open_archive(tmp_path / "a.db").append(passed(kernel(1).id, a=3.5))
     reader, made = open_archive(tmp_path / "a.db", read_only=True), list[str]()
     (tmp_path / "a.db").rename(tmp_path / "b.db")
@@ -349,7 +349,7 @@ def test_without_the_right_to_write_a_derived_value_is_made_each_time(tmp_path: 
     assert (len(made), (tmp_path / "a.db").exists()) == (2, False)
 
 
-def test_a_damaged_derived_value_is_made_anew(store: SqliteStore) -> None:
+def test_a_damaged_derived_value_is_computed_again(store: SqliteStore) -> None:
     store.append(passed(kernel(1).id, a=3.5))
     for damage in ("no JSON", '"no number"', "[]"):
         judged_kernels(store, [])

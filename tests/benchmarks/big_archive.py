@@ -52,11 +52,11 @@ CPU = DeviceInfo("emulated", "emulated", "sm_90a", 8, 232_448)
 SHARES = {"softmax": 0.4, "layer_norm": 0.2, "cross_entropy": 0.15, "gelu": 0.15, "cumsum": 0.1}
 DEVICES = ((GPU, 0.8), (CPU, 0.2))
 FAILURES = (Outcome.WRONG, Outcome.COMPILE_ERROR, Outcome.DUPLICATE, Outcome.TIMED_OUT, Outcome.ILLEGAL)
-PASSED = 0.6  # share of the kernels
+PASSED = 0.6  # share of the kernels that pass
 SETTINGS = 6  # kernels per design
 KERNELS_OF_A_RUN = 2_000
 RECORDS_AT_ONCE = 1_000
-CHECKS = 24  # per evaluation
+CHECKS = 24  # checks of an evaluation
 ROUNDS = 12
 DAY = 86_400.0
 
@@ -67,7 +67,7 @@ class Row:
 
     what: str
     seconds: float
-    cpu_seconds: float  # more reliable on a machine that is busy with other work
+    cpu_seconds: float  # more reliable than wall-clock time on a busy machine
     megabytes: float
     exit_code: int = 0
 

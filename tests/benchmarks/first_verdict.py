@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# Computes the same as an op of the catalog, whose kernels are adapted to it: no model is needed.
+# A task that computes the same as an op of the catalog, whose kernels are adapted to the task: no model is needed.
 TASK = """
 import torch
 from torch import nn

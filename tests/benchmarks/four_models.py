@@ -35,7 +35,7 @@ from torch.nn import functional  # noqa: E402
 from evolve.export.template.launching import Gpus  # noqa: E402
 
 WARM = 5  # steps that are not timed
-TOLERANCE = 2e-2  # of a loss, relative; kernels add in another order, and training enlarges that
+TOLERANCE = 2e-2  # relative difference of losses: kernels sum in another order, and training amplifies it
 OPS = (
     "rms_norm", "rms_norm_backward", "silu", "silu_backward", "cross_entropy", "cross_entropy_backward", "softmax",
     "causal_attention", "conv2d", "batch_norm", "batch_norm_backward", "relu", "relu_backward",
@@ -126,7 +126,7 @@ class ResNet(nn.Module):
 
 
 class Mamba(nn.Module):
-    """A block with a causal convolution of each channel, and a gated scan whose state decays, restarted in chunks."""
+    """A block with a depthwise causal convolution and a gated scan with a decaying state, computed in chunks."""
 
     CHUNK = 32
 
@@ -168,7 +168,7 @@ MODELS: dict[str, type[nn.Module]] = {"transformer": Transformer, "resnet": ResN
 
 
 def batches(name: str, sizes: Sizes, count: int, device: torch.device) -> list[Batch]:
-    """Return random inputs with targets that follow from them, so that there is something to learn."""
+    """Return random inputs and targets computed from them, so that a model can learn."""
     generator = torch.Generator().manual_seed(1)
     found = []
     for _ in range(count):
@@ -190,7 +190,7 @@ class Trained:
 
 
 def trained(model: nn.Module, run: Callable[[Tensor], Tensor], data: Sequence[Batch], within: Any) -> Trained:
-    """Train a model, of which `run` is the forward, on these batches."""
+    """Train a model on these batches, with `run` as its forward."""
     device = data[0][0].device
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses, times = [], []

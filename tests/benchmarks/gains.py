@@ -1,4 +1,4 @@
-"""Benchmark of correct kernels with a trick to look fast: compares their times on a GPU with those without it."""
+"""Benchmark of correct kernels that use a trick to look fast: their times on a GPU with and without the trick."""
 
 import sys
 from pathlib import Path

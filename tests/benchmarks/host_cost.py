@@ -61,7 +61,7 @@ class NoDriver:
 
 @dataclass(frozen=True)
 class NoLaunches:
-    """The CPU under the name of a GPU: a launch does everything except the driver's own work."""
+    """The CPU presented as a GPU: a launch does everything except the driver's own work."""
 
     device_type: str = "cpu"
 
@@ -102,10 +102,7 @@ class NoLaunches:
 
 @dataclass(frozen=True)
 class Renamed(Gpus):
-    """The GPUs of this machine under the name for which the made-up measurements are.
-
-    The host's time is not considered.
-    """
+    """The GPUs of this machine, presented as the GPU of the made-up measurements. The host's time is not considered."""
 
     def info(self, device: torch.device) -> DeviceInfo:
         return replace(super().info(device), name=H200.name)
@@ -144,7 +141,7 @@ def _line(form: Form, machine: Machine, device: torch.device) -> str:
 
 
 def _with_kernel(function: Function, device: torch.device) -> Drawn | None:
-    """Return a random call in float32 of contiguous tensors for which a kernel runs, if possible one without copies."""
+    """Return a random call with contiguous float32 tensors for which a kernel runs, if possible without copies."""
     found = None
     for number in range(TRIED):
         drawn = RECIPES[function.form.name](Draw(random.Random(number), torch.float32))
@@ -173,7 +170,7 @@ def _us(function: Callable[..., object], drawn: Drawn) -> float:
         return function(*drawn.arguments, **drawn.named)
 
     call()
-    # CPU time of this process, because others use the CPU, too.
+    # CPU time of this process, because other processes use the CPU, too.
     of_gpu = any(x.is_cuda for x in tensors(drawn.arguments))
     timer = time.perf_counter if of_gpu else time.process_time
     return min(timeit.repeat(call, number=CALLS, repeat=REPEATS, timer=timer)) / CALLS * 1e6

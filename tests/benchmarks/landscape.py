@@ -63,7 +63,7 @@ def _dump(op: Op, locator: str, kernel: Kernel, engine: Engine, out: Path, deadl
     done = 0
     with out.open("a", encoding="utf-8") as file:
         if not out.read_text(encoding="utf-8").endswith("\n"):
-            file.write("\n")  # ends the last line, which was cut off
+            file.write("\n")  # completes the last line if it was cut off
         for evaluation in engine.evaluate(Job(one, job_op) for one in left if time.monotonic() < deadline):
             file.write(_line(left, evaluation, workloads))
             file.flush()

@@ -3,7 +3,7 @@
 Without `--op`, the times of every knob setting that an H200 has measured (tests/data/landscapes) are drawn again with
 noise, in random order, as in a run: with the champion's time to beat, and in full. With `--op`, knob settings of the
 op's shipped kernels are evaluated on this machine's device, both ways. The op may be a KernelBench task, given by its
-file and `--kernel FILE.cu`. The last line says how much more its first kernel costs than the others.
+file together with `--kernel FILE.cu`. The last line says how much more its first kernel costs than the others.
 """
 
 import argparse
@@ -95,7 +95,7 @@ def _met(times: Sequence[float], seed: int, *, with_bar: bool) -> Ranked:
     for n in rng.sample(range(len(times)), len(times)):
         bar_us = min(found.values(), default=None) if with_bar else None
         samples: list[float] = []
-        own = random.Random(f"{seed} {n}")  # the same samples with and without a bar
+        own = random.Random(f"{seed} {n}")  # the same samples with and without a time to beat
         while _continue(samples, 0.0, bar_us, math.inf):
             disturbed = own.uniform(1.05, 2.0) if own.random() < DISTURBED else 1.0
             samples.append(times[n] * math.exp(own.gauss(0.0, NOISE)) * disturbed)
@@ -164,7 +164,7 @@ def _times(found: Sequence[Evaluation]) -> dict[str, list[float]]:
 
 
 def _settings(kernels: Sequence[Kernel]) -> Iterator[Kernel]:
-    """Yield knob settings of these kernels in turn."""
+    """Yield knob settings of these kernels in round-robin order."""
     for together in itertools.zip_longest(*map(_settings_of, kernels)):
         yield from filter(None, together)
 

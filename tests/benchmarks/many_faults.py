@@ -26,7 +26,7 @@ FAULTS = {
     "misaligned": ("if (i < n) *(volatile double*)((char*)out + 2) = 1.0;", Outcome.CRASHED),
     "hang": ("while (((volatile int*)out)[0] != 123456789) {}", Outcome.TIMED_OUT),
 }
-HANGS = 0.1  # share of all kernels: each of these takes seconds, up to its deadline
+HANGS = 0.1  # share of kernels that hang; each of them runs until its deadline, which takes seconds
 
 
 def main() -> int:
@@ -39,7 +39,7 @@ def main() -> int:
         for number, name in enumerate(named)
     ]
     wanted = {job.kernel.id: outcome for job, outcome in jobs}
-    jobs.sort(key=lambda pair: pair[0].kernel.id)  # a mixed order, the same every time
+    jobs.sort(key=lambda pair: pair[0].kernel.id)  # a mixed order that is the same every time
     before = _gpu_megabytes()
     engine = wiring.engine("cuda")
     started, wrong, outcomes = time.monotonic(), [], Counter[str]()
@@ -52,7 +52,7 @@ def main() -> int:
         right = next(iter(engine.evaluate([Job(twice_kernel(note="honest, after all of them"), OP)])))
     finally:
         engine.close()
-    time.sleep(2)  # the driver needs a moment to clean up after a process
+    time.sleep(2)  # the driver needs some time to clean up after a process
     left = _gpu_megabytes() - before
     print(f"{len(jobs)} faulting kernels in {took:.0f} s: {dict(outcomes)}, {len(wrong)} with a wrong outcome")
     print(f"an honest kernel afterwards: {right.outcome}; {left} MB more in use on the GPU; {_workers()} workers left")

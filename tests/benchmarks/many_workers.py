@@ -2,7 +2,7 @@
 
 The real campaign, archive and offline proposer run against workers that exist in virtual time only: each evaluation
 takes a time drawn around what an H200 took (check 83 ms, runs 42 ms, timing 90 ms; failures end earlier). The CPU time
-of this process is added to the virtual clock, so that workers wait for the driver as they would for a real one.
+of this process is added to the virtual clock, so that workers wait for the driver as in reality.
 
 The columns: evaluations per second of virtual time, share of the time that workers are busy, CPU time of the driver per
 evaluation and the parts of it that proposing and archiving take, and archived records per second. The offline proposer
@@ -46,7 +46,7 @@ H200 = DeviceInfo("cuda", "NVIDIA H200", "sm_90a", 132, 232_448, copy_gb_s=4270.
 CHECK_SECONDS, RUN_SECONDS, TIME_SECONDS = 0.083, 0.042, 0.090
 SPREAD = 0.3  # standard deviation of the logarithm of an evaluation's time
 FAILING = 0.25  # share of kernels that fail, half of them when they are compiled
-QUEUED = 0.5  # jobs that wait at the engine, per worker, so that none waits for the driver
+QUEUED = 0.5  # jobs per worker that wait at the engine, so that no worker waits for the driver
 
 
 def main() -> None:
@@ -125,7 +125,7 @@ class Instant:
 
 @dataclass
 class Simulated:
-    """An engine of workers in virtual time. `now` is that time; the driver's CPU time passes in it, too."""
+    """An engine of workers in virtual time. `now` is the virtual time, which includes the driver's CPU time."""
 
     workers: int
     rng: random.Random = field(default_factory=lambda: random.Random(0))
@@ -142,7 +142,7 @@ class Simulated:
     def evaluate(self, jobs: Iterable[Job | None]) -> Iterator[Evaluation]:
         incoming, number = iter(jobs), itertools.count()
         queue: list[Job] = []
-        running: list[tuple[float, int, Job, float]] = []  # by the time at which it ends
+        running: list[tuple[float, int, Job, float]] = []  # sorted by the time at which each ends
         ended, left_off = False, time.process_time()
         while True:
             while not ended and len(running) + len(queue) < self.workers * (1 + QUEUED):
@@ -157,10 +157,10 @@ class Simulated:
             if not running:
                 return
             end, _, job, seconds = heapq.heappop(running)
-            self._start(queue, running, number, end)  # workers continue with queued jobs, without the driver
+            self._start(queue, running, number, end)  # workers take queued jobs without waiting for the driver
             self.now = max(self.now, end)
             found = self._judged(job, seconds)
-            self.own += time.process_time() - left_off  # in reality, workers judge
+            self.own += time.process_time() - left_off  # in reality, workers compute the verdict
             left_off = time.process_time()
             yield found
 

@@ -3,7 +3,7 @@
     PYTHONPATH=. python tests/benchmarks/package_on_gpu.py [OP...] [--calls N] [--cubins]
 
 A package is exported in which a simple kernel of each op wins at every workload by made-up measurements, so that
-kernels are chosen; the compared results are real. Without a GPU, kernels are compiled but do not run.
+kernels are chosen. The compared results are computed on the GPU. Without a GPU, kernels are compiled but do not run.
 """
 
 import argparse

@@ -23,7 +23,7 @@ from synthetic_landscapes import SKETCHES  # noqa: E402
 from evolve.proposers.tuner.proposer import OfflineProposer  # noqa: E402
 from evolve.proposers.tuner.space import with_setting  # noqa: E402
 
-NEAR, AT_MOST = 1.05, 0.1  # multiple of the optimum's time; share of the space
+NEAR, AT_MOST = 1.05, 0.1  # a multiple of the optimum's time; a share of the space
 WIDE, MANY = "made_up_wide", 500  # a landscape, and how many of its settings are known
 PATIENCE = 0.4  # share of the space after which a search counts as failed
 

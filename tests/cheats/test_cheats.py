@@ -24,8 +24,8 @@ CHEATS, HONEST, GAINS = files("kernels"), files("honest"), files("gains")
 UNREADABLE = [file for file in CHEATS if file.kernel is None]
 # A kernel that hangs runs into its deadline; other emulated runs take far less time unless the machine is busy.
 EMULATED_SECONDS = {"compile": 25.0, "run": 12.0, "check": 60.0, "baseline": 60.0, "time": 60.0}
-SECRET = "root:"  # the start of /etc/passwd, which some of the kernels ask the compiler to read
-# These are recognised in the output of NVRTC; the emulated device has NVRTC only beside CuPy.
+SECRET = "root:"  # the start of /etc/passwd, which some of the kernels include
+# These are recognised in the output of NVRTC, which the emulated device has only if CuPy is installed.
 NEEDS_NVRTC = pytest.mark.skipif(find_spec("cupy") is None, reason="CuPy is not installed")
 QUICK = 1  # number of kernels of each kind in the quick run
 Verdicts = dict[str, list[Evaluation]]
@@ -74,7 +74,7 @@ def evaluated(device: str, corpus: set[CheatFile], rounds: int) -> Verdicts:
     """
     ordered = sorted(
         corpus, key=lambda file: (not file.lasts, file.name)
-    )  # slowest first, so that workers end together
+    )  # slowest first, so that workers finish at about the same time
     deadlines = EMULATED_SECONDS if device == "emulated" else None
     workers = 2 if device == "emulated" else 1
     engine = LocalEngine(device, workers, phase_seconds=deadlines, compilers=0 if device == "emulated" else 4)

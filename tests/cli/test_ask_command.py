@@ -107,12 +107,12 @@ def test_the_prompt_has_the_named_kernel_and_its_times(capsys: Capture) -> None:
     assert "rows=2 cols=512 float32: 25 us" in output
 
 
-def test_repair_without_a_parent_takes_the_newest_failure(capsys: Capture) -> None:
+def test_repair_without_a_parent_uses_the_newest_failure(capsys: Capture) -> None:
     output = evolve(capsys, "ask", "softmax", "--text", "--operator", "repair")[1]
     assert output.startswith(f"======== prompt 1 of 1: repair {WRONG.id[:8]}, ")
 
 
-def test_crossover_without_parents_takes_two_designs(capsys: Capture) -> None:
+def test_crossover_without_parents_uses_two_designs(capsys: Capture) -> None:
     output = evolve(capsys, "ask", "softmax", "--text", "--operator", "crossover")[1]
     assert OTHER.id[:8] in output.splitlines()[0]
 
@@ -182,7 +182,7 @@ def test_a_kernel_without_an_evaluation_on_the_device_is_rejected(capsys: Captur
     assert "was never evaluated on Some CPU" in evolve(capsys, "ask", "softmax", *words)[2]
 
 
-def test_the_next_step_after_text_is_to_tell_a_kernel(capsys: Capture) -> None:
+def test_the_next_step_after_text_is_evolve_tell(capsys: Capture) -> None:
     errors = evolve(capsys, "ask", "softmax", "--text", "--operator", "improve", "--parent", CHILD.id)[2]
     assert f"evolve tell FILE.cu --operator improve --parent {CHILD.id[:8]} --archive archive.db" in errors
 

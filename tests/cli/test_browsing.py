@@ -186,7 +186,8 @@ def test_the_overview_has_geometric_means_and_marks_champions_that_are_not_confi
 ) -> None:
     rows = [line.split() for line in evolve(capsys, "top")[1].splitlines()]
     (row,) = [row for row in rows if row[:1] == ["softmax"] and "GPU" in row]
-    assert row[-6:] == ["45%", "40%", "4.47x", "4.00x", "2/2?", "3"]  # of 10/20 and 10/25, and of 100/20 and 100/25
+    # geometric means: 10/20 and 10/25; 100/20 and 100/25
+    assert row[-6:] == ["45%", "40%", "4.47x", "4.00x", "2/2?", "3"]
     store = open_archive(archive)
     store.append(confirmed(BEST.id, GPU, 2.0, **{ROWS: 20.0, COLS: 125.0}), failed(CHILD.id, created=2.0))
     store.append(failed(BEST.id, created=3.0), confirmed(BEST.id, GPU, 4.0, **{ROWS: 20.0, COLS: 125.0}))
@@ -222,7 +223,7 @@ def test_top_as_json_marks_confirmed_champions(archive: Path, capsys: Capture) -
     }
 
 
-def test_show_says_which_of_several_kernels_in_a_reply_was_taken(archive: Path, capsys: Capture) -> None:
+def test_show_says_which_of_several_kernels_in_a_reply_was_used(archive: Path, capsys: Capture) -> None:
     both = "".join(f"```cuda\n{kernel(number).text}```\n" for number in (7, 8))
     store = open_archive(archive)
     store.append(replace(proposal(kernel(8)), reply=both))

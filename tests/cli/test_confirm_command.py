@@ -94,7 +94,7 @@ def test_without_a_name_every_op_of_the_catalog_is_confirmed(archive: Path, on: 
     assert "unheard_of is not in the catalog" in errors
 
 
-def test_standard_output_holds_only_json(archive: Path, on: Use, capsys: Capture) -> None:
+def test_standard_output_contains_only_json(archive: Path, on: Use, capsys: Capture) -> None:
     on(confirming())
     _, output, _ = evolve(capsys, "confirm", "softmax", "--json")
     assert all(duel["won"] for verdict in json.loads(output) for duel in verdict["confirmed"]["duels"])

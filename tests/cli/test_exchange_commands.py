@@ -113,7 +113,7 @@ def batch(*kernels: Kernel) -> Path:
     return Path("replies.jsonl")
 
 
-def test_answers_for_an_unknown_op_are_named_and_the_others_are_taken(archive: Path, capsys: Capture) -> None:
+def test_answers_for_an_unknown_op_are_named_and_the_others_are_archived(archive: Path, capsys: Capture) -> None:
     good = simple("softmax")
     replies = batch(kernel(1, op="sofmax"), good, kernel(2, op="unheard_of"), kernel(3, op="sofmax"))
     stranger = written(Path("stranger.cu"), kernel(4, op="unheard_of"))

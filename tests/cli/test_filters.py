@@ -1,4 +1,4 @@
-"""Filters, sorting, CSV and pictures of `evolve top`, `runs` and `diff` over an archive in which everything occurs."""
+"""Filters, sorting, CSV and pictures of `evolve top`, `runs` and `diff` over an archive with every kind of record."""
 
 import csv
 import io
@@ -128,12 +128,12 @@ def test_runs_are_filtered_and_sorted(capsys: Capture) -> None:
     assert best == sorted(best)
 
 
-def test_runs_show_how_the_best_rose(capsys: Capture) -> None:
+def test_runs_plot_the_best_so_far(capsys: Capture) -> None:
     curves = [row["best so far"] for row in rows(capsys, "runs", "softmax")]
     assert all(len(curve) == 16 and curve[-1] == "█" for curve in curves)
 
 
-def test_top_shows_how_the_best_rose(capsys: Capture) -> None:
+def test_top_plots_the_best_so_far(capsys: Capture) -> None:
     output = evolve(capsys, "top", "softmax", "--device", "h200")[1]
     assert "best so far ▁" in output
     assert "→ 2.32x in" in output
@@ -146,7 +146,7 @@ def test_numbers_in_csv_have_no_units_and_times_have_their_year(capsys: Capture)
     assert rows(capsys, "top", "--outcome", "passed", "--sort", "when")[0]["when"].startswith("2025-11-2")
 
 
-def test_kernels_that_wait_for_no_verdict_are_not_pending(tmp_path: Path, capsys: Capture) -> None:
+def test_kernels_that_do_not_wait_for_a_verdict_are_not_pending(tmp_path: Path, capsys: Capture) -> None:
     store = open_archive(tmp_path / "other.db")
     waiting, judged = (shown_archive.noted(shown_archive.broken(), note) for note in ("waits", "judged on a GPU"))
     store.append(waiting, shown_archive.passed(judged, shown_archive.H200, 1.0, 1.0))

@@ -66,7 +66,7 @@ def test_a_list_shows_which_problems_load_and_why_others_do_not(
     assert code == 0
     assert "3 of 4 problems load, 1 of them blind" in output
     assert "its forward draws random numbers" in output
-    assert "1.07" in output  # GB
+    assert "1.07" in output  # GB of tensors
     assert "rows=8192 columns=16384 scale=1.5 float32" in output
     assert "sizes are those for a GPU" in output
 
@@ -121,7 +121,8 @@ def get_init_inputs():
 def test_a_function_runs_with_example_inputs_from_a_file(capsys: Capture) -> None:
     function, inputs = SAMPLES / "marked.py", SAMPLES / "product_inputs.py"
     Path("product.cu").write_text(PRODUCT)
-    assert evolve(capsys, "tell", "product.cu", function)[0] != 0  # the file has two functions
+    # the name is needed because the file has two functions
+    assert evolve(capsys, "tell", "product.cu", function)[0] != 0
     code, output, _ = evolve(
         capsys, "run", f"{function}:product", "--example", inputs, "--evals", "1", "--no-seeds", *OFFLINE
     )

@@ -103,7 +103,7 @@ def test_the_width_of_the_kernels_accesses_decides_what_counts_as_uncoalesced(
     assert "uncoalesced access: a warp's store touches 8.0 sectors" in evolve(capsys, "profile", KERNEL.id, TWICE)[1]
 
 
-def test_standard_output_holds_only_json(archive: Path, on: Use, capsys: Capture) -> None:
+def test_standard_output_contains_only_json(archive: Path, on: Use, capsys: Capture) -> None:
     on(counting())
     found = json.loads(evolve(capsys, "profile", KERNEL.id, TWICE, "--json")[1])
     assert found["counters"] == dict(COUNTED)

@@ -135,7 +135,7 @@ def test_ops_that_get_no_share_of_a_small_budget_are_counted(capsys: Capture) ->
 
 
 @pytest.mark.usefixtures("folder", "shared_engine")
-def test_standard_output_holds_only_the_json_result_of_a_run(capsys: Capture) -> None:
+def test_standard_output_contains_only_the_json_result_of_a_run(capsys: Capture) -> None:
     tell(GOOD)
     capsys.readouterr()
     code, output, _ = evolve(capsys, "run", TWICE, "--evals", "1", "--json", *OFFLINE)

@@ -223,7 +223,8 @@ def test_the_best_of_each_run_is_the_largest_ratio_of_its_kernels_that_passed_la
 ) -> None:
     rng, best = random.Random(7), dict[str, float]()
     store = open_archive(tmp_path / "a.db")
-    for device, first_us in ((GPU, 100.0), (CPU, 640.0)):  # PyTorch's time and, on a CPU, that of the first kernel
+    # PyTorch's time on the GPU, and the first kernel's on the CPU
+    for device, first_us in ((GPU, 100.0), (CPU, 640.0)):
         store.append(proposal(kernel(99), run=""), passed(kernel(99).id, CPU, 0.5, **{ROWS: 640.0}))
         for name in (f"aaaa{device.kind}", f"bbbb{device.kind}"):
             store.append(Run(name, "softmax", device.key, "offline", 7, 1.0))

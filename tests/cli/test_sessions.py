@@ -90,7 +90,7 @@ def test_the_end_of_a_campaign_names_the_op_without_a_kernel(store: SqliteStore)
     assert "no kernels for one are shipped or archived" in words
 
 
-def test_a_campaign_ends_when_its_model_offers_no_more_kernels(store: SqliteStore) -> None:
+def test_a_campaign_ends_when_its_model_proposes_no_more_kernels(store: SqliteStore) -> None:
     assert ending(campaign(store, ["one", "two"], PricedModel())) == "The proposer has no further proposals."
 
 

@@ -21,12 +21,12 @@ def test_the_first_signal_raises_stopped_with_its_exit_code() -> None:
 
 def swallowed_then_checked() -> None:
     with raising_stopped():
-        with contextlib.suppress(Stopped):  # as Python's import system does in its callbacks
+        with contextlib.suppress(Stopped):  # Python's import system does the same in its callbacks
             os.kill(os.getpid(), signal.SIGINT)
         check()
 
 
-def test_a_swallowed_stop_is_raised_again_at_the_next_check() -> None:
+def test_a_suppressed_stop_is_raised_again_at_the_next_check() -> None:
     with pytest.raises(Stopped):
         swallowed_then_checked()
 
@@ -36,14 +36,14 @@ class Referred:
 
 
 def called_back(callback: Callable[[object], object]) -> None:
-    """Run the callback of a weak reference, in which Python swallows exceptions."""
+    """Run the callback of a weak reference, in which Python suppresses exceptions."""
     referred = Referred()
     reference = weakref.ref(referred, callback)
     del referred
     assert reference() is None
 
 
-def test_a_stop_that_python_swallowed_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_that_python_suppressed_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     printed: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", printed.append)
     with contextlib.suppress(Stopped), raising_stopped():
@@ -52,7 +52,7 @@ def test_a_stop_that_python_swallowed_is_not_printed(monkeypatch: pytest.MonkeyP
     assert not printed
 
 
-def test_other_errors_that_python_swallows_are_printed_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_that_python_suppresses_are_printed_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
     printed: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", printed.append)
     with raising_stopped():
@@ -68,7 +68,7 @@ def stopped_while_a_module_loads() -> None:
             raise ImportError("cannot load module more than once per process") from stopped
 
 
-def test_a_stop_that_surfaces_as_another_error_is_raised_as_a_stop() -> None:
+def test_a_stop_that_becomes_another_error_is_raised_as_a_stop() -> None:
     with pytest.raises(Stopped) as caught:
         stopped_while_a_module_loads()
     assert caught.value.exit_code == 128 + signal.SIGINT

@@ -1,4 +1,4 @@
-"""`evolve work`: the kernels of a folder are evaluated, and `evolve merge` takes the verdicts."""
+"""`evolve work`: the kernels of a folder are evaluated, and `evolve merge` adds the verdicts to an archive."""
 
 import shutil
 from pathlib import Path
@@ -28,7 +28,7 @@ def folder(tmp_path: Path, capsys: Capture) -> Path:
 
 
 @pytest.mark.usefixtures("shared_engine")
-def test_a_folder_is_worked_through_once_and_merged(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_every_kernel_of_a_folder_is_evaluated_once_and_merged(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     code, output, errors = evolve(capsys, "work", folder, TWICE, "--device", "emulated")
     assert code == 0, errors
     assert "2 verdicts by this worker" in output

@@ -128,7 +128,7 @@ def test_a_closed_pipe_ends_a_command_quietly(tmp_path: Path) -> None:
     for process in processes:
         assert process.stderr
         assert process.stderr.read() == ""
-        assert process.wait(60) in (0, 141)  # as of a program that the signal SIGPIPE ends
+        assert process.wait(60) in (0, 141)  # 141 is the exit code of a program that SIGPIPE ends
 
 
 LOOKING_UP = [
@@ -144,7 +144,7 @@ LOOKING_UP = [
     ["evaluate", "--explain", BEST.id],
     ["compare", "run", "other"],
     ["run", "softmax", "--minutes", "-3"],
-    ["run", "softmax", "--proposer", "llm"],  # without a model: known before anything starts
+    ["run", "softmax", "--proposer", "llm"],  # no model is given, which is an error before anything starts
 ]
 PROGRAM = """
 import json, sys

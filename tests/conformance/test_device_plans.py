@@ -27,13 +27,13 @@ def test_knobs_are_macros(device: Device) -> None:
     assert out_of(device, kernel, 4) == [40] * 4
 
 
-def test_integer_arguments_arrive_in_both_widths(device: Device) -> None:
+def test_integer_arguments_are_passed_in_both_widths(device: Device) -> None:
     body = "y[0] = a; y[1] = b; y[2] = (long long)c;"
     kernel = single(body, "long long* y, int a, long long b, unsigned c", block="[1]")
     assert out_of(device, kernel, 3, I64, a=-5, b=-(2**40), c=2**32 - 1) == [-5, -(2**40), 2**32 - 1]
 
 
-def test_float_arguments_arrive_in_both_widths(device: Device) -> None:
+def test_float_arguments_are_passed_in_both_widths(device: Device) -> None:
     values = out_of(
         device,
         single("y[0] = a; y[1] = b;", "double* y, float a, double b", block="[1]"),

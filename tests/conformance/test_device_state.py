@@ -1,4 +1,4 @@
-"""Kernel state, which no device may keep from one call to the next, in variables or in shared memory."""
+"""Kernel state in variables or shared memory, which no device may preserve from one call to the next."""
 
 import pytest
 import torch
@@ -129,7 +129,7 @@ SHARED_MEMORY = {
 
 
 @pytest.mark.parametrize("where", SHARED_MEMORY)
-def test_shared_memory_holds_nothing_from_the_last_call(device: Device, where: str) -> None:
+def test_shared_memory_contains_nothing_from_the_last_call(device: Device, where: str) -> None:
     declared, within = SHARED_MEMORY[where]
     body = f"""{within}
     volatile int* held = s;
@@ -141,7 +141,7 @@ def test_shared_memory_holds_nothing_from_the_last_call(device: Device, where: s
     program = device.compile(bound(kernel, {"y": y}))
     for _ in range(3):
         device.run(program, {"y": y})
-        assert int((y.view(300, 1024)[:4] == MAGIC).sum()) == 0  # these four blocks are certainly the first on their SM
+        assert int((y.view(300, 1024)[:4] == MAGIC).sum()) == 0  # each of these four blocks is the first on its SM
 
 
 def test_shared_memory_differs_from_call_to_call(device: Device) -> None:
@@ -156,7 +156,7 @@ def test_shared_memory_differs_from_call_to_call(device: Device) -> None:
     assert len(found) > 1
 
 
-def test_uninitialised_shared_memory_spoils_a_sum(device: Device) -> None:
+def test_uninitialised_shared_memory_makes_a_sum_wrong(device: Device) -> None:
     body = """
     __shared__ float sum[2];
     atomicAdd(&sum[threadIdx.x % 2], 1.0f);

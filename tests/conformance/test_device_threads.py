@@ -1,4 +1,4 @@
-"""Cooperation of threads, which must work alike on every device: blocks, shared memory, warps."""
+"""Cooperation of threads, which must work the same on every device: blocks, shared memory, warps."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def test_static_shared_memory_is_shared_by_the_block(device: Device) -> None:
     assert out_of(device, single(body, "int* y", block="[64, 4]"), 256) == list(range(256))
 
 
-def test_dynamic_shared_memory_may_take_more_than_48_kilobytes(device: Device) -> None:
+def test_dynamic_shared_memory_may_exceed_48_kilobytes(device: Device) -> None:
     body = """
     extern __shared__ __align__(16) unsigned char raw[];
     float* values = reinterpret_cast<float*>(raw);

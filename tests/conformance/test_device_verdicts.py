@@ -69,7 +69,7 @@ def test_host_headers_do_not_compile(device: Device, header: str) -> None:
     assert rejected(device, kernel, {"y": torch.zeros(1, dtype=I32)}).outcome == Outcome.COMPILE_ERROR
 
 
-def test_headers_that_models_write_out_of_habit_compile(device: Device) -> None:
+def test_headers_that_models_often_include_compile(device: Device) -> None:
     headers = "cuda_runtime.h", "math.h", "stdint.h", "cstdint", "float.h", "cooperative_groups.h"
     lines = "\n".join(f"#include <{header}>" for header in headers)
     kernel = single("y[0] = FLT_MAX > 1e38f && INT32_MAX > 0 && isinf(INFINITY);", "int* y", block="[1]")

@@ -33,9 +33,9 @@ ENGINES: Mapping[str, Callable[[], Engine]] = {
     "shared": lambda: SharedEngine(LocalEngine("emulated", 2), depth=3),
     "ray": lambda: wiring.ray_engine("emulated", address=CLUSTERS[0].address),
 }
-QUICK = ("local", "in process")  # the quick run takes these
+QUICK = ("local", "in process")  # engines that the quick run tests
 CONTAINS_CRASHES = ("local", "shared", "ray")
-CLUSTERS: list["LocalCluster"] = []  # of Ray, which the engine "ray" evaluates on
+CLUSTERS: list["LocalCluster"] = []  # Ray clusters on which the engine "ray" evaluates
 OUTCOMES = {
     twice_kernel(): Outcome.PASSED,
     bad_kernels.WRONG: Outcome.WRONG,

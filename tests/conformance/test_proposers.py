@@ -58,7 +58,7 @@ def tell(folder: Path) -> Opened:
 
 @contextmanager
 def llm(folder: Path) -> Iterator[Proposer]:
-    """Open a proposer whose scripted model repairs kernels, and else answers, refuses, fails or breaks off in turn."""
+    """Open a proposer with a scripted model that repairs kernels and otherwise answers, refuses or fails in turn."""
     rules = Rule(("# Repair this kernel",), answer(in_fence(SLOW_TEXT))), Rule(("No kernel could",), answer("Never."))
     steps = [answer(in_fence(OTHER_TEXT)), answer("I would rather not."), status(500), answer(in_fence("/*---\n"))] * 5
     with ScriptedEndpoint(steps, rules=rules) as endpoint:
@@ -100,7 +100,7 @@ def proposed(opened: Callable[[], Opened], wanted: int = 8) -> list[Proposal]:
         return list(proposer.propose(situation(wanted)))
 
 
-def test_some_proposals_hold_a_kernel(opened: Callable[[], Opened]) -> None:
+def test_some_proposals_contain_a_kernel(opened: Callable[[], Opened]) -> None:
     assert any(proposal.kernel for proposal in proposed(opened))
 
 
@@ -139,7 +139,7 @@ def test_every_kernel_fits_the_op(opened: Callable[[], Opened]) -> None:
             assert parse_for(proposal.kernel.text, signature(OP)) == proposal.kernel
 
 
-def test_a_proposal_holds_a_kernel_or_a_reason(opened: Callable[[], Opened]) -> None:
+def test_a_proposal_contains_a_kernel_or_a_reason(opened: Callable[[], Opened]) -> None:
     assert all((proposal.kernel is None) == bool(proposal.failure) for proposal in proposed(opened))
 
 

@@ -13,7 +13,7 @@ from evolve import wiring
 from evolve.devices import choose
 from evolve.engines.engine import Engine, Job
 
-QUICK = ("gelu",)  # the quick run takes these
+QUICK = ("gelu",)  # ops whose kernels the quick run tests
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

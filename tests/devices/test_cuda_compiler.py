@@ -39,7 +39,7 @@ def bound(body: str = BODY, before: str = "", signature: str = SIGNATURE, plan: 
 
 
 def mapped(parameter: str) -> Bound:
-    """Return a kernel that takes a tensor map of `x` by this parameter."""
+    """Return a kernel with a tensor map of `x`, passed as this parameter."""
     map_of_x = '[tensor_maps]\nm = { tensor = "x", shape = ["n"], box = [64] }\n[[launch]]'
     plan = PLAN.replace("[[launch]]", map_of_x).replace('["x", "y", "n", "eps", ["x", "y"]]', '["m"]')
     return bound("", signature=parameter, plan=plan)
@@ -252,7 +252,7 @@ def test_variables_that_may_be_constant_are_compared_after_calls(before: str, na
         ),
     ],
 )
-def test_reading_a_register_that_tells_calls_apart_is_refused(before: str, read: str, name: str) -> None:
+def test_reading_a_register_that_differs_between_calls_is_refused(before: str, read: str, name: str) -> None:
     error = rejected(bound(f"y[0] = y_t({read});", before))
     assert error.outcome is Outcome.KEEPS_STATE
     assert name in error.log
@@ -292,7 +292,7 @@ def test_variables_named_by_the_compiler_share_a_section_with_one_that_the_drive
 
 
 @pytest.mark.parametrize(("integer", "fits"), [("int", False), ("unsigned", True), ("long long", True)])
-def test_an_integer_beyond_two_billion_does_not_turn_negative(integer: str, fits: bool) -> None:
+def test_an_integer_beyond_two_billion_does_not_become_negative(integer: str, fits: bool) -> None:
     large = bind(
         parse(bound(signature=SIGNATURE.replace("long long", integer)).kernel.text),
         replace(POINT, dims={"n": 3 * 10**9}),

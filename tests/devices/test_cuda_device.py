@@ -76,7 +76,7 @@ def left_behind(device: CudaDevice, y: torch.Tensor) -> int:
 
 def test_shared_memory_is_overwritten_on_every_multiprocessor_before_a_run(device: CudaDevice) -> None:
     y = torch.zeros(device.info.sms, dtype=I32, device="cuda")
-    assert any(left_behind(device, y) for _ in range(TRIES))  # `launch` alone does not overwrite it
+    assert any(left_behind(device, y) for _ in range(TRIES))  # `launch` alone does not overwrite shared memory
     program = filled_everywhere(device, y)
     device.run(program, {"y": y})
     assert int(y.sum()) == 0

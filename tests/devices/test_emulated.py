@@ -123,7 +123,7 @@ def test_a_missing_barrier_gives_wrong_results(device: EmulatedDevice) -> None:
     assert not (values[1] == right).all()
 
 
-def test_a_warp_may_overtake_others_that_still_read_shared_memory(device: EmulatedDevice) -> None:
+def test_a_warp_may_write_shared_memory_that_others_still_read(device: EmulatedDevice) -> None:
     """The second sum is written without a barrier after the first has been read."""
     body = """
     __shared__ int sums[4];

@@ -68,8 +68,8 @@ def test_tf32_ignores_the_last_13_bits(device: EmulatedDevice) -> None:
     assert y.unique().tolist() == [8.0]
 
 
-# A [64, 64] by B [64, 64], both in lines of 128 bytes whose pieces of 16 change places. ACROSS: a line has a value of
-# each row of A, or of each column of B; otherwise it runs along the sum.
+# A [64, 64] times B [64, 64], both stored in lines of 128 bytes with swizzled pieces of 16 bytes. With ACROSS, a line
+# contains one value of each row of A, or of each column of B; otherwise it contains values along the sum.
 OF_A_WARPGROUP = """
     __shared__ alignas(1024) TYPE left[64 * 64], right[64 * 64];
     for (int i = threadIdx.x; i < 64 * 64; i += 128) {

@@ -107,7 +107,7 @@ WAITING = {
 
 
 @each(WAITING)
-def test_waiting_for_blocks_that_need_not_run_yet_is_refused(wait: str) -> None:
+def test_waiting_for_blocks_that_may_not_have_started_is_refused(wait: str) -> None:
     body = thread_0(f"{ARRIVE} {wait} __threadfence();") + READ
     assert "`cooperative = true`" in rejected(bound(body, ACQUIRE)).log
 

@@ -24,7 +24,7 @@ DEVICES = {
     "emulated": DeviceInfo(kind="emulated", name="a CPU", arch="sm_90a", sms=4, shared_bytes=232448),
 }
 SHARES = re.compile(r"atomic[A-Z]|volatile|__threadfence|__ldc?g|\basm\b|cooperative = true")
-QUICK = ("histogram/", "honest/a")  # these compile quickly
+QUICK = ("histogram/", "honest/a")  # beginnings of names of kernels that compile quickly
 UNORDERED = {file.name: file for file in files("kernels") if file.caught == (Outcome.UNSAFE,) and not file.at_confirm}
 HONEST = {f"honest/{file.name}": file.kernel for file in files("honest") if file.kernel}
 RIGHT = {**{f"{op}/{kernel.id[:8]}": kernel for op in op_names() for kernel in shipped(op)}, **HONEST}

@@ -84,7 +84,7 @@ def test_counts_are_added_ratios_weighted_by_time_and_facts_of_a_launch_taken_fr
     assert found[TIME] == 4000.0
     assert found[READ] == 1049600.0
     assert found[DRAM] == pytest.approx((80.5 * 3 + 20.5) / 4)
-    assert found[HITS] == 50.0  # the other launch had none
+    assert found[HITS] == 50.0  # the other launch has no hit rate
     assert found[WAVES] == 32.0
 
 
@@ -130,7 +130,7 @@ def test_a_missing_permission_is_a_lasting_fault_with_a_remedy() -> None:
     assert counted.lasting
 
 
-def test_counters_that_another_tool_holds_are_not_a_lasting_fault() -> None:
+def test_counters_that_another_tool_uses_are_not_a_lasting_fault() -> None:
     counted = judged(HELD, "", 1, finished=True)
     assert counted.fault.startswith("another tool holds the GPU's counters")
     assert not counted.lasting

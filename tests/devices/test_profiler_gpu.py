@@ -34,7 +34,7 @@ def profiled(device: Device, body: str) -> dict[str, float]:
 
 
 NEIGHBOURS = "const long i = blockIdx.x * 256l + threadIdx.x;\ny[i] = x[i];"
-# Lanes are 32 elements apart, so that each load of a warp touches a sector per lane.
+# Lanes are 32 elements apart, so that each load of a warp reads a sector per lane.
 APART = f"const long i = blockIdx.x * 256l + threadIdx.x;\ny[i] = x[i * 32 % {N} + i / {N // 32}];"
 
 
@@ -43,14 +43,15 @@ def test_a_copy_moves_each_byte_once(device: Device) -> None:
     found = profiled(device, NEIGHBOURS)
     nbytes = 4 * N
     assert found[counters.DRAM_READ.name] == pytest.approx(nbytes, rel=0.05)
-    assert 0.4 * nbytes < found[counters.DRAM_WRITTEN.name] < 1.05 * nbytes  # some of it stays in the L2 cache
+    # some of the written bytes remain in the L2 cache
+    assert 0.4 * nbytes < found[counters.DRAM_WRITTEN.name] < 1.05 * nbytes
     assert found[counters.LOAD_REQUESTS.name] == N / 32
     assert 10_000 < found[counters.DURATION.name] < 5_000_000
     assert found[counters.DRAM.name] > 40
 
 
 @pytest.mark.gpu
-def test_lanes_that_are_far_apart_touch_a_sector_each(device: Device) -> None:
+def test_lanes_that_are_far_apart_load_a_sector_each(device: Device) -> None:
     def sectors_per_load(body: str) -> float:
         found = profiled(device, body)
         return found[counters.LOAD_SECTORS.name] / found[counters.LOAD_REQUESTS.name]

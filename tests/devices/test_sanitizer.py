@@ -158,7 +158,8 @@ def test_only_the_first_part_of_a_large_input_is_packed() -> None:
     assert buffer == Buffer("x", 400, contents=x[:7].numpy().tobytes())
 
 
-# A tool that runs nothing: it finds an error in each run whose cubin says so, and never ends at one that says so.
+# A tool that runs nothing: it reports an error for each run whose cubin requests one, and hangs if a cubin requests
+# that.
 FAKE_TOOL = """#!{python}
 import sys, time
 from pathlib import Path

@@ -72,7 +72,7 @@ def test_a_header_on_the_next_line_is_found() -> None:
         "#if 0\ndon't\n#endif",
     ],
 )
-def test_nothing_hides_an_include(before: str) -> None:
+def test_an_include_is_found_wherever_it_is(before: str) -> None:
     source = f'{before}\n#include "/etc/passwd"\nconst char* close = "*/)";\n'
     (found,) = [include for include in includes(source) if include.header]
     assert (found.header, source[found.start : found.end]) == ("/etc/passwd", '#include "/etc/passwd"')

@@ -172,7 +172,7 @@ RING = """
 
 
 @pytest.mark.parametrize("kind", EVERY_DEVICE)
-def test_a_warp_fetches_tiles_into_a_ring_that_another_empties(kind: str) -> None:
+def test_a_warp_loads_tiles_into_a_ring_buffer_that_another_warp_reads(kind: str) -> None:
     torch.manual_seed(0)
     x, y = torch.randint(-9, 9, (34, 32)).float(), torch.zeros(32)
     text = kernel(RING, f"{MAP} x_map, float* y", 4, 32, 0, '"x_map", "y"')
@@ -209,7 +209,7 @@ def test_a_wrong_use_of_barriers_and_copies_is_reported(device: EmulatedDevice, 
     assert (error.outcome, said in error.log) == (Outcome.LAUNCH_ERROR, True), error.log
 
 
-def test_a_tile_that_is_read_before_it_has_arrived_is_garbage(device: EmulatedDevice) -> None:
+def test_a_tile_that_is_read_before_its_copy_completes_is_garbage(device: EmulatedDevice) -> None:
     x, y = torch.ones(8, 32), torch.zeros(8, 32)
     body = LOADED.replace("HIGH * WIDE", "8 * 32").replace("T tile", "float tile").replace("FROM", "0, 0")
     lines = body.strip().split("\n")

@@ -33,7 +33,7 @@ GPU = DeviceInfo("cuda", "Some GPU", "sm_90a", 132, 232448)
         ("sm_90a", 16, 32, 0, 0.5),  # a multiprocessor holds at most 32 blocks
         ("sm_90a", 16, 33, 0, 1.0),  # a block of two warps, one nearly empty
         ("sm_90a", 32, 128, 100 * 1024, 8 / 64),
-        ("sm_90a", 32, 128, 113 * 1024, 8 / 64),  # two blocks and the system's 2 KB fill the shared memory
+        ("sm_90a", 32, 128, 113 * 1024, 8 / 64),  # two blocks and the 2 KB reserved by the system use all shared memory
         ("sm_90a", 32, 128, 113 * 1024 + 1, 4 / 64),
         ("sm_90a", 32, 1024, 227 * 1024, 0.5),
         ("sm_75", 32, 1024, 0, 1.0),  # a Turing multiprocessor holds 1024 threads
@@ -106,7 +106,7 @@ def test_the_traits_of_a_kernel_with_two_launches() -> None:
     found = traits(altered())
     assert (found.load_bytes, found.store_bytes, found.shared_bytes, found.threads) == (4, 4, 512, 128)
     assert (found.launches, found.tensor_cores, found.atomics) == (2, False, False)
-    assert found.occupancy == 0.5  # from the second launch: 32 resident blocks of one warp each
+    assert found.occupancy == 0.5  # the occupancy of the second launch: 32 resident blocks of one warp each
     assert 0 < found.registers < 64
 
 

@@ -11,7 +11,7 @@ import pytest
 from evolve.devices import turns
 from evolve.devices.turns import Turns
 
-SECONDS = 10.0  # seconds after which a thread that should not wait counts as stuck
+SECONDS = 10.0  # seconds after which a thread that should not wait counts as blocked
 
 
 class Watched:
@@ -70,7 +70,7 @@ def test_a_worker_that_waits_to_time_takes_precedence_over_a_check(some: Watched
     assert not check.is_alive()
 
 
-def test_a_worker_keeps_its_turn_for_the_next_phase_if_no_other_waits(some: Watched) -> None:
+def test_a_worker_keeps_its_turn_for_the_next_phase_if_no_other_worker_waits(some: Watched) -> None:
     some.turns.take("check")
     some.turns.take("run")
     assert some.settled == 0
@@ -80,7 +80,7 @@ def test_the_device_is_idle_before_a_turn_ends(some: Watched) -> None:
     some.turns.take("check")
     some.turns.take("time")
     some.turns.leave()
-    some.turns.leave()  # the turn no longer exists
+    some.turns.leave()  # has no effect: the turn has ended
     assert some.settled == 2
 
 
@@ -113,7 +113,7 @@ def test_a_process_of_the_sanitizer_waits_for_a_shared_turn(tmp_path: Path, some
     process.join(0.2)
     assert process.is_alive()
     other.turns.leave()
-    assert some.waits.wait(SECONDS)  # its turn keeps another worker from timing
+    assert some.waits.wait(SECONDS)  # another worker waits to time until this turn ends
 
 
 def test_without_the_files_of_a_card_a_process_runs_at_once(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_each_card_gets_as_many_workers_as_the_policy_allows(op: str) -> None:
 
 
 @pytest.mark.exhaustive
-def test_one_gpu_that_is_listed_twice_serves_as_two(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+def test_a_gpu_that_is_listed_twice_counts_as_two(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
     monkeypatch.setenv("FAKE_GPUS", "0,0")
     engine = wiring.engine("fakegpu", gpus="0,1")
     try:

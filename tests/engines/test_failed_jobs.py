@@ -96,7 +96,7 @@ def test_a_kernel_that_has_run_before_may_miss_a_deadline_once(state: JobState, 
     assert failure.outcome is Outcome.TIMED_OUT
 
 
-def test_a_compiler_that_gets_no_core_is_not_overdue_until_much_later(worker: Worker) -> None:
+def test_a_compiler_that_gets_no_cpu_time_is_overdue_only_much_later(worker: Worker) -> None:
     with subprocess.Popen(["sleep", "60"]) as idle:
         worker.pid = idle.pid
         worker.begin("compile")
@@ -107,7 +107,7 @@ def test_a_compiler_that_gets_no_core_is_not_overdue_until_much_later(worker: Wo
         idle.kill()
 
 
-def test_a_compiler_that_had_a_core_is_overdue_at_its_limit(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_had_cpu_time_is_overdue_at_its_limit(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     used = iter([3.0, 18.0])
     monkeypatch.setattr(assigned, "cpu_seconds", lambda _: next(used))
     worker.begin("compile")
@@ -115,7 +115,7 @@ def test_a_compiler_that_had_a_core_is_overdue_at_its_limit(worker: Worker, monk
     assert "compiling took more than 20 s" in worker.overdue({"compile": 20.0})
 
 
-def test_the_cores_used_by_a_process_are_counted() -> None:
+def test_the_cpu_seconds_of_a_process_are_counted() -> None:
     before = cpu_seconds(os.getpid())
     sum(range(10**7))
     assert before < cpu_seconds(os.getpid()) < before + 60

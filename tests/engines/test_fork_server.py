@@ -116,7 +116,7 @@ def test_a_worker_shares_no_socket_or_pipe_with_the_fork_server(engine: LocalEng
 def test_a_kernel_cannot_write_outside_its_workers_folder(engine: LocalEngine, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     inside, without = verdicts(engine, hostile_kernels.writing("inside"), hostile_kernels.writing(str(outside)))
-    assert inside.outcome is Outcome.WRONG  # the attempt succeeds where it is allowed
+    assert inside.outcome is Outcome.WRONG  # the kernel was able to write inside the folder
     assert without.outcome is Outcome.PASSED, without.log
     assert not outside.exists()
 

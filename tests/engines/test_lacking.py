@@ -151,7 +151,7 @@ def test_baselines_that_a_kernel_waits_for_are_compiled_before_others(lacking: L
     assert lacking.take_compilation() is None
 
 
-# A fake torch.compile, which notes each compilation and timing with the kind of process that did it.
+# A fake torch.compile that records each compilation and timing with the kind of process that ran it.
 COMPILER = """
 import inspect
 import json
@@ -206,9 +206,9 @@ class Watched:
     """An engine on the fake GPU, with the notes of its workers and the events of its watch."""
 
     def __init__(self, folder: Path, preparers: int) -> None:
-        self.folder, self.right = folder, dict[str, str]()  # messages about each kernel that is right
+        self.folder, self.right = folder, dict[str, str]()  # messages about each correct kernel
         self.named: list[str] = []
-        self.compiled: dict[str, bool] = {}  # whether torch.compile was timed before that
+        self.compiled: dict[str, bool] = {}  # whether torch.compile was timed before the message
         self.engine = LocalEngine("fakegpu", 1, self.watch, preparers=preparers)
 
     def watch(self, kernel: str, phase: str) -> None:
@@ -281,7 +281,7 @@ def test_two_kernels_have_each_baseline_compiled_and_timed_once(watched: Watched
     assert sorted(timed) == sorted(ahead)
 
 
-def test_evaluators_go_on_while_baselines_are_compiled(watched: Watched) -> None:
+def test_evaluators_continue_while_baselines_are_compiled(watched: Watched) -> None:
     found = [verdict.kernel_id for verdict in verdicts(watched, "slow_one", 2)]
     assert found == [kernel.id for kernel in kernels("slow_one", 2)]
     assert [watched.compiled[kernel] for kernel in found] == [False, False]

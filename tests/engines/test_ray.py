@@ -75,7 +75,7 @@ def test_nothing_is_lost_or_counted_twice_when_nodes_are_killed(nodes: int, requ
 
 
 def workers(rooms: LocalCluster) -> set[int]:
-    """Return the processes on the nodes that hold a device or fork those that do."""
+    """Return the processes on the nodes that use a device or fork processes that do."""
     return {pid for pid in rooms.processes() if "evolve.engines.fork_server" in command_line(pid)}
 
 
@@ -114,7 +114,7 @@ def test_an_actor_that_dies_leaves_no_worker_and_its_jobs_are_done_again(
 
 
 @pytest.mark.exhaustive
-def test_a_kernel_with_which_actors_are_lost_again_and_again_gets_a_verdict(
+def test_a_kernel_whose_actors_are_lost_repeatedly_gets_a_verdict(
     rooms: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_engine, "MOST_LOSSES", 1)

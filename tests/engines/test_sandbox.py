@@ -18,7 +18,7 @@ ALWAYS = {
     "talk through a socket pair",
     "take a little memory",
 }
-OF_A_GPU = {"open a local socket", "read its parent's environment"}  # the second action succeeds only for root
+OF_A_GPU = {"open a local socket", "read its parent's environment"}  # the second action is possible only for root
 
 
 @pytest.fixture

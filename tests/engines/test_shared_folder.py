@@ -28,7 +28,7 @@ KERNEL, DEVICE = twice_kernel(), CPU.key
 
 @pytest.fixture(params=["local", "ssh"])
 def location(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return a folder with an archive of one kernel, here and on a host that a stand-in for ssh reaches."""
+    """Return a folder with an archive of one kernel, locally and on a host reached through a fake ssh."""
     folder = tmp_path / "a folder"
     folder.mkdir()
     with_kernel(folder / "some.db")

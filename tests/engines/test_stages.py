@@ -98,7 +98,7 @@ def test_a_kernel_is_compiled_before_an_evaluator_gets_it(watched: Watched) -> N
     (evaluation,) = watched.verdicts(job(kernel))
     assert evaluation.passed
     phases = watched.phases_of(kernel)
-    assert phases.count("compile") > 2  # each workload has a deadline of its own
+    assert phases.count("compile") > 2  # one compile phase, with its own deadline, for each workload
     assert set(phases[: phases.index("waiting")]) == {"compile"}
     assert phases.index("waiting") < phases.index("run")
 
@@ -262,7 +262,7 @@ def test_compilers_without_work_share_a_kernel_and_compile_each_program_once() -
     finally:
         made.engine.close()
     assert verdict.passed
-    assert files.count(".begun") == files.count(".ended") == 2  # one for each dtype
+    assert files.count(".begun") == files.count(".ended") == 2  # one program for each dtype
 
 
 def test_a_worker_waits_for_or_skips_a_program_that_another_has_begun(tmp_path: Path) -> None:
@@ -274,8 +274,8 @@ def test_a_worker_waits_for_or_skips_a_program_that_another_has_begun(tmp_path: 
     another = worker._Shared(tmp_path, replace(request, shapes_seed=2), shared.compile_bound)
     assert shared.compile_if_left(bound) is program
     assert shared.compile_if_left(bound) is None
-    assert shared.compile(bound) is program  # reads what the other has left
-    assert another.compile_if_left(bound) is program  # for another kernel's job
+    assert shared.compile(bound) is program  # loads the program that is already compiled
+    assert another.compile_if_left(bound) is program  # a job of another kernel does not share it
     shared._mark(bound, "ended").unlink()
     (process := Thread(target=shared.compile, args=(bound,))).start()
     assert process.is_alive()

@@ -75,7 +75,7 @@ def test_evaluations_profiles_and_times_take_turns_in_one_worker(engine: LocalEn
         before = engine._pool.workers[0].pid
         (evaluation,) = engine.evaluate([Job(kernel(), TWICE)])
         assert evaluation.passed
-        assert engine.profile(kernel(), TWICE, HERE) is None  # the emulated device counts nothing
+        assert engine.profile(kernel(), TWICE, HERE) is None  # the emulated device has no profiler
         assert engine._pool.workers[0].pid == before
 
 
@@ -118,7 +118,7 @@ def test_compilers_get_no_timing_requests() -> None:
 
 @pytest.mark.gpu
 def test_a_gpu_worker_times_every_baseline_and_caches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # start with an empty cache
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # the test starts with an empty cache
     made = LocalEngine("cuda", 1)
     try:
         found = made.time_pytorch(TimingRequest(TWICE, LARGE)).standard

@@ -66,7 +66,7 @@ def test_an_op_file_and_a_file_of_examples_are_tried_too(tmp_path: Path) -> None
         trial.load(program(tmp_path, "", "import os; os._exit(1)"))
 
 
-def test_a_sound_file_is_loaded_and_its_errors_are_not_changed(tmp_path: Path) -> None:
+def test_a_correct_file_is_loaded_and_its_errors_are_not_changed(tmp_path: Path) -> None:
     assert trial.load(program(tmp_path, "print('hello')")).name == "fused"
     with pytest.raises(CatalogError, match=r"mymodule\.py, line 1, cannot be an op: ZeroDivisionError"):
         trial.load(program(tmp_path, "1 / 0"))
@@ -132,7 +132,7 @@ def test_a_module_is_found_without_running_its_packages(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("command", ["run", "ask", "confirm", "evaluate", "export", "ops", "tell k.cu"])
-def test_every_command_survives_a_file_that_ends_the_process(
+def test_every_command_reports_a_file_that_ends_the_process(
     tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     locator = program(tmp_path, "import os\nos._exit(0)")

@@ -77,7 +77,7 @@ def test_an_evaluation_without_enough_memory_beside_others_is_repeated_alone(
     assert lacking_memory(2, tmp_path, monkeypatch) == [False, True, True]
 
 
-def test_a_kernel_for_which_memory_never_suffices_is_not_tried_for_ever(
+def test_a_kernel_that_never_gets_enough_memory_is_not_retried_for_ever(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with pytest.raises(torch.OutOfMemoryError):

@@ -114,14 +114,15 @@ def test_timing_uses_the_device_alone_drawing_inputs_shares_it_and_compiling_lea
     phases: list[str] = []
     compiler(lambda: None, monkeypatch)
     baselines.timed(OP, SMALL, CUDA, phases.append)
-    assert phases == [*["run", "prepare"] * 2, "baseline"]  # the default mode, autotuning, times
+    # the phases of the default mode, of autotuning and of timing
+    assert phases == [*["run", "prepare"] * 2, "baseline"]
     assert "run" in TOGETHER
     assert "prepare" in ELSEWHERE
     assert "baseline" not in (*TOGETHER, *ELSEWHERE)
 
 
 class Using:
-    """A stand-in for a class of torch.compile that launches kernels and times candidates."""
+    """A replacement for a class of torch.compile that launches kernels and times candidates."""
 
     def run(self) -> float:
         return self.benchmark_all_configs() + self.compile_another()

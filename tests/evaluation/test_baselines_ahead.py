@@ -42,7 +42,7 @@ else:
 
 
 class Compiler:
-    """A stand-in for torch.compile's inductor, which does `work` for each graph."""
+    """A replacement for torch.compile's inductor that calls `work` for each graph."""
 
     def __init__(self, work: Callable[[], object] = lambda: None) -> None:
         self.work, self.modes, self.inputs = work, list[str](), list[Any]()
@@ -125,14 +125,14 @@ def test_eager_pytorch_is_not_compiled() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("device", "op"),
-    [("cpu", "gemv"), pytest.param("cuda", "softmax", marks=pytest.mark.gpu)],  # gemv: no host compiler is needed
+    [("cpu", "gemv"), pytest.param("cuda", "softmax", marks=pytest.mark.gpu)],  # gemv needs no host compiler
 )
 def test_the_process_that_times_a_baseline_loads_the_compiled_code(device: str, op: str, tmp_path: Path) -> None:
     def run(what: str) -> str:
         environment = {
             **os.environ,
             "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
-            "TORCHINDUCTOR_VEC_ISA_OK": "0",  # the trial compiles for half a minute
+            "TORCHINDUCTOR_VEC_ISA_OK": "0",  # the check of vector instructions would compile for half a minute
             "PYTHONPATH": os.pathsep.join([str(TESTS / "support"), str(TESTS.parent)]),
         }
         command = [sys.executable, "-c", IN_A_PROCESS_OF_ITS_OWN, what, device, op]

@@ -164,7 +164,8 @@ def confirmed_on_the_emulated_device(kernel: Kernel, monkeypatch: pytest.MonkeyP
         return replace(policy_of(kind), beyond_elements=2**20)
 
     monkeypatch.setattr(evaluation, "policy_of", policy)
-    monkeypatch.setattr(evaluation, "Beyond", partial(Beyond, repeated=2**16))  # 2**25 numbers take seconds on a CPU
+    # the usual 2**25 numbers take seconds on a CPU
+    monkeypatch.setattr(evaluation, "Beyond", partial(Beyond, repeated=2**16))
     device = EmulatedDevice()
     device.tools = replace(device.tools, memory_bytes=2**30)
     made_here = Evaluator(device, lambda _phase: None)

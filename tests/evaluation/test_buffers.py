@@ -109,7 +109,7 @@ def test_an_element_counts_as_written_if_the_right_result_equals_the_poison() ->
 
 def test_bytes_that_equal_the_poison_by_chance_were_written() -> None:
     right = torch.zeros(1024, dtype=torch.int8)
-    wrong = torch.arange(1024).to(torch.int8)  # each value four times
+    wrong = torch.arange(1024).to(torch.int8)  # contains each value four times
     assert unwritten(wrong, right, 0x7E) == 0
     assert unwritten(torch.full((1024,), 0x7E, dtype=torch.int8), right, 0x7E) == 1024
 

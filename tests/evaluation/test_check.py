@@ -226,7 +226,7 @@ def test_each_distribution_is_used_on_one_workload_if_rows_depend_on_each_other(
     inspector = Inspector(ScriptedDevice(), Arena("cpu"), random.Random(seed), checks, lambda _phase: None)
     for workload in places:
         inspector.check(program(twice), op, workload)
-    mixtures = checks[1::2]  # the checks in between use normal inputs
+    mixtures = checks[1::2]  # every other check uses normal inputs
     assert sorted(check.values for check in mixtures) == sorted((NORMAL, *values))
 
 

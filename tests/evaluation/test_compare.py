@@ -290,7 +290,7 @@ def test_groups_of_rows_get_the_same_verdict_together_as_separately(dtype: torch
             assert found is None or found.worst == pytest.approx(alone.worst, rel=1e-5)
         right = sum(found is not None for found in together)
         assert right == {0.0: groups, 1.0: groups, 400.0: 0}.get(spoilt, right)
-        assert together[3] is None or spoilt != 6  # a group with NaN
+        assert together[3] is None or spoilt != 6  # this group contains NaN
 
 
 def with_special_values(values: torch.Tensor, generator: torch.Generator, share: float) -> torch.Tensor:
@@ -305,7 +305,7 @@ def test_the_quick_comparison_gives_the_result_of_the_full_one(monkeypatch: pyte
         generator = torch.Generator().manual_seed(seed)
         right = with_special_values(torch.randn(40, generator=generator), generator, 0.2)
         own, actual, other = (right * (1 + error) for error in (1e-7, 3e-7 * (seed % 7), 0.0))
-        if seed % 3 == 0:  # something differs
+        if seed % 3 == 0:  # every third result differs
             actual = with_special_values(actual, generator, 0.05)
         if seed % 5 == 0:
             other = with_special_values(other, generator, 0.05)

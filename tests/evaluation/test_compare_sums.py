@@ -74,7 +74,7 @@ def test_one_thread_may_add_up_a_short_row_alone(terms: int, right: bool) -> Non
 def test_terms_of_half_the_digits_are_found_in_two_long_rows() -> None:
     numbers = torch.exp(torch.randn(2, 4096))
     expected, pytorch = numbers.double().sum(-1, keepdim=True), numbers.sum(-1, keepdim=True)
-    coarse = expected * (1 + 30 * FLOAT32_UNIT)  # like terms rounded to float16
+    coarse = expected * (1 + 30 * FLOAT32_UNIT)  # an error as large as that of terms rounded to float16
     assert fault(coarse.float(), pytorch, expected, Tolerance(), summed(4096, alike=False)) != ""
 
 

@@ -89,7 +89,7 @@ def test_a_kernel_that_compiles_and_then_fails_has_traits() -> None:
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_only_a_fault_at_a_listed_shape_condemns_kernels_with_the_same_code(listed: bool) -> None:
+def test_only_a_fault_at_a_listed_shape_applies_to_kernels_with_the_same_code(listed: bool) -> None:
     sizes = {dict(workload.dims)["n"] for workload in (*OP.gpu, *OP.awkward)}
 
     class Device(ScriptedDevice):

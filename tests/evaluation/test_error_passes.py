@@ -12,7 +12,7 @@ from evolve.evaluation.compare import clearly_right, compared
 from reference_ops.op import Tolerance
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-ROWS, COLS = 67, 1031  # more elements than one block compares at once, and a multiple of no block or tile
+ROWS, COLS = 67, 1031  # more elements than one block compares at once, and not a multiple of a block or a tile
 
 
 class PlainPasses:
@@ -99,7 +99,7 @@ def test_rows_of_one_group_are_compared_separately(passes: tuple[str, ErrorPasse
     device, own = passes
     even = results(torch.bfloat16, device)
     wide = tuple(values.repeat_interleave(2, 0) for values in even)
-    wide[0][1::2].fill_(7)  # rows of another group
+    wide[0][1::2].fill_(7)  # overwrites the rows of the other group
     assert clearly_right((wide[0][::2], wide[1][::2], wide[2][::2]), Tolerance(2.0), NO_SUMS, own) is not None
 
 

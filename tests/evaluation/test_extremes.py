@@ -103,7 +103,7 @@ def test_every_extreme_is_tested_on_its_own_if_rows_depend_on_each_other() -> No
 def test_every_arrangement_is_tested_where_a_dim_is_long() -> None:
     met = {check.values for check in run(clipped) if check.workload == LONG[0].key}
     assert met >= {NORMAL, *OP.arrangements}
-    assert len(met) == 2 + len(OP.arrangements)  # four rows are too few for more than one extreme
+    assert len(met) == 2 + len(OP.arrangements)  # with four rows, there is only one check of extremes
 
 
 def test_arrangements_come_first_at_the_declared_workloads() -> None:
@@ -117,7 +117,7 @@ def test_nan_at_the_end_of_odd_rows_is_tested_in_every_dtype(by_rows: bool) -> N
     checks: list[Check] = []
     op = replace(OP, by_rows=by_rows)
     check_tails(compiled(clipped, op), op, inspector(checks))  # type: ignore[arg-type]
-    expected = {(name, place.key) for name in (NAN, INFINITE) for place in SMALL}  # 33 columns
+    expected = {(name, place.key) for name in (NAN, INFINITE) for place in SMALL}  # these have 33 columns
     assert {(check.values, check.workload) for check in checks} == expected
 
 

@@ -1,4 +1,4 @@
-"""Memory that earlier calls have left and a kernel could misuse: results, a mark, or notes on the inputs."""
+"""Memory left by earlier calls, which a kernel could misuse: results, a mark, or recorded inputs."""
 
 import random
 from collections.abc import Mapping
@@ -68,14 +68,14 @@ WITH_NOTES = bind(
 
 
 def remembering(tensors: Tensors) -> None:
-    """Skip the work if the first input element equals the one noted in the last call."""
+    """Skip the work if the first input element equals the one recorded in the last call."""
     if tensors["notes"][0] != tensors["x"][0]:
         twice(tensors)
     tensors["notes"][0] = tensors["x"][0]
 
 
 def remembering_results(tensors: Tensors) -> None:
-    """Write the stored result if the first input element equals the one noted in the last call."""
+    """Write the stored result if the first input element equals the one recorded in the last call."""
     if tensors["notes"][0] != tensors["x"][0]:
         noted[0] = 2 * tensors["x"]
     tensors["out"].copy_(noted[0])
@@ -104,10 +104,10 @@ def passes_at_three(kernel: Program, seed: int, *, closely: bool = False) -> boo
 
 
 @pytest.mark.parametrize("work", [remembering, remembering_results])
-def test_a_kernel_that_notes_its_inputs_in_the_workspace_fails(work: Work) -> None:
+def test_a_kernel_that_records_its_inputs_in_the_workspace_fails(work: Work) -> None:
     assert not any(passes_at_three(ScriptedProgram(WITH_NOTES, work), seed) for seed in SEEDS)
 
 
 @pytest.mark.parametrize("closely", [False, True])
-def test_only_a_strict_check_finds_a_kernel_that_keeps_nearly_right_results(*, closely: bool) -> None:
+def test_only_a_strict_check_finds_a_kernel_that_reuses_nearly_correct_results(*, closely: bool) -> None:
     assert {passes_at_three(program(trying_one), seed, closely=closely) for seed in SEEDS} == {not closely}

@@ -61,7 +61,7 @@ OPS = [
     made(added, {"x": WHOLE, "y": WHOLE}, WHOLE),
     made(spread, {"x": "rows", "y": "columns"}, WHOLE),
 ]
-QUICK = OPS[1:3]  # a reduction, and an op of two tensors
+QUICK = OPS[1:3]  # the quick run tests a reduction and an op of two tensors
 ops = pytest.mark.parametrize(
     "op", [pytest.param(op, id=op.name, marks=[] if op in QUICK else pytest.mark.exhaustive) for op in OPS]
 )
@@ -117,7 +117,7 @@ def looked_at(op: Op) -> None:
 
 
 def inspector() -> Inspector:
-    device = ScriptedDevice(clock=lambda: 2000.0, runs=deque(maxlen=0))  # recorded runs would keep tensors alive
+    device = ScriptedDevice(clock=lambda: 2000.0, runs=deque(maxlen=0))  # recorded runs would keep tensors in memory
     return Inspector(device, Arena("cpu"), random.Random(1), [], lambda _phase: None)
 
 
@@ -151,5 +151,6 @@ def test_an_evaluation_of_a_huge_workload_holds_far_less(
     monkeypatch.setattr(buffers, "HUGE_BYTES", 0)
     monkeypatch.setattr(truth, "MOST_AT_ONCE", ROWS * COLUMNS // 16)
     monkeypatch.setattr(op_check, "AT_ONCE", ROWS * COLUMNS // 16)
-    monkeypatch.setattr(truth.Truth, "_perturbed", out_of_memory)  # as on a GPU: errors are then not explained
+    # without memory for perturbed inputs, as on a GPU, errors are not explained
+    monkeypatch.setattr(truth.Truth, "_perturbed", out_of_memory)
     assert 0 < most_held(work, op) <= bytes_held(op, op.gpu[0]) + 2**20

@@ -97,7 +97,7 @@ def test_the_check_covers_normal_inputs_the_distributions_of_the_op_and_their_mi
     assert distributions(rows_op(doubled, values=("ties", "tiny"))) == ("normal", "ties", "tiny", "mixed")
 
 
-def test_a_sound_op_has_no_blind_spot() -> None:
+def test_a_correct_op_has_no_blind_spot() -> None:
     assert found(rows_op(doubled)) == ()
 
 

@@ -80,7 +80,7 @@ def test_a_clear_loser_gets_a_coarse_measurement_that_encloses_its_samples() -> 
 
 
 def test_a_kernel_with_one_slow_sample_is_not_a_loser() -> None:
-    """Every sample has to be above the bar, because a single one may be disturbed."""
+    """Every sample has to exceed the time to beat, because a single one may be disturbed."""
     clock = itertools.cycle([40.0, 40.0, 40.0, 40.0, 20.0])
     assert timed(ScriptedDevice(lambda: next(clock)), bar_us=20.0).samples >= 9
 

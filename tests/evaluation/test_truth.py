@@ -270,5 +270,5 @@ def test_a_difference_of_equal_infinities_must_be_nan(values: str) -> None:
 def test_a_use_of_a_parameter_has_finite_results() -> None:
     op = catalog.load("adamw")
     zero = replace(op.emulated[0], parameters=tuple((n, 0 if n == "step" else v) for n, v in op.emulated[0].parameters))
-    assert not defined(op, zero, "cpu", finite=True)  # the corrections divide by zero
+    assert not defined(op, zero, "cpu", finite=True)  # at step 0 the bias corrections divide by zero
     assert defined(op, op.emulated[0], "cpu", finite=True)

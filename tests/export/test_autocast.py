@@ -1,4 +1,4 @@
-"""Calls under autocast: kernels get the dtype that PyTorch's functions would, also where a call was seen before."""
+"""Calls under autocast: kernels get the dtype that PyTorch's functions would, including calls that were seen before."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -100,6 +100,6 @@ def test_gradients_are_those_of_pytorch_in_the_dtype_of_their_inputs(tmp_path: P
             got, expected = (torch.autograd.grad(out, (x, weight), grad) for out in outs)
         assert [one.dtype for one in got] == [torch.float32] * 2
         close(got, expected, torch.bfloat16)
-    # The plans that run: that of the forward from the second call on, and those of the backward from the third call on.
+    # The forward runs its plan from the second call on, and the backward runs its plans from the third call on.
     assert len(machine.planned_launches) == 3 + 2 * 2
     assert len(machine.launched) == 4 * 3

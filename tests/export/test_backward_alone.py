@@ -36,7 +36,7 @@ def forgotten() -> Iterator[None]:
 
 
 def timed(entry: ExportedEntry, median_us: float, eager_us: float = 100.0) -> ExportedEntry:
-    """Return an entry whose kernels take this time, where PyTorch takes 101 us, and eager PyTorch another time."""
+    """Return an entry with these times of its kernels and of eager PyTorch; PyTorch's best time is 101 us."""
 
     def slower(measured: object) -> object:
         times = replace(measured.times, median_us=median_us, high_us=median_us, eager_us=eager_us)  # type: ignore[attr-defined]
@@ -112,7 +112,7 @@ def test_the_row_of_a_padding_gets_no_gradient(tmp_path: Path, machine: Emulated
     [(50.0, ["rms_norm", "rms_norm_backward"]), (102.0, ["rms_norm", "rms_norm_backward"]), (170.0, [])],
     ids=["it wins", "it is as fast", "it is slow"],
 )
-def test_a_graph_takes_a_kernel_if_only_its_backward_wins(
+def test_a_graph_uses_a_kernel_if_only_its_backward_wins(
     tmp_path: Path, machine: EmulatedMachine, forward_us: float, launched: list[str]
 ) -> None:
     known = made(tmp_path, machine, forward_us)
@@ -127,7 +127,7 @@ def test_a_graph_takes_a_kernel_if_only_its_backward_wins(
     torch.testing.assert_close(x.grad, own.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_a_graph_without_gradients_takes_no_kernel(tmp_path: Path, machine: EmulatedMachine) -> None:
+def test_a_graph_without_gradients_uses_no_kernel(tmp_path: Path, machine: EmulatedMachine) -> None:
     known = made(tmp_path, machine, forward_us=102.0)
     run, graph_pass = compiled(lambda x, weight: functional.rms_norm(x, weight.shape, weight, 1e-6), known)
     run(torch.randn(64, 512), torch.rand(512))

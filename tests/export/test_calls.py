@@ -60,19 +60,19 @@ def test_an_input_that_is_not_a_tensor_has_no_kernel() -> None:
     assert obstacle((None,), {}, SOFTMAX) == "an input is not a plain tensor"  # type: ignore[arg-type]
 
 
-def test_a_dispatch_mode_rules_kernels_out() -> None:
+def test_no_kernel_runs_under_a_dispatch_mode() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False):
         assert obstacle((X,), {}, SOFTMAX) == "a dispatch mode is active"
 
 
-def test_forward_mode_differentiation_rules_kernels_out() -> None:
+def test_no_kernel_runs_under_forward_mode_differentiation() -> None:
     with torch.autograd.forward_ad.dual_level():
         assert obstacle((X,), {}, SOFTMAX) == "forward-mode differentiation is on"
 
 
-def test_a_transform_of_torch_func_rules_kernels_out() -> None:
+def test_no_kernel_runs_under_a_transform_of_torch_func() -> None:
     reasons = []
 
     def look(row: torch.Tensor) -> torch.Tensor:
@@ -83,12 +83,12 @@ def test_a_transform_of_torch_func_rules_kernels_out() -> None:
     assert reasons == ["torch.func transforms the call; under vmap, PyTorch batches its own op"]
 
 
-def test_tf32_rules_kernels_out_that_may_use_it_where_it_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_kernel_that_may_use_tf32_runs_where_tf32_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     assert "TF32 is off" in obstacle((X,), {"stride": 1, "padding": 1}, catalog.load("conv2d"), "cpu")
 
 
-def test_a_parameter_of_another_type_rules_kernels_out() -> None:
+def test_no_kernel_runs_with_a_parameter_of_another_type() -> None:
     from evolve.export.template.calls import parameter_fault
 
     assert parameter_fault({"k": 8.0}, TOPK) == "`k` is not a plain int"

@@ -26,7 +26,7 @@ class Package:
 
     known: dict[str, Function]
     machine: EmulatedMachine
-    op_of: dict[str, str]  # by a kernel's id
+    op_of: dict[str, str]  # the name of the op by the id of its kernel
 
     @property
     def ran(self) -> list[str]:
@@ -119,7 +119,7 @@ def model() -> nn.Module:
 
 
 def of_a_step() -> list[str]:
-    """Return the ops of a step of the model, of which the first layer needs no gradient of the images."""
+    """Return the ops of a step of the model. Its first layer needs no gradient with respect to the images."""
     return sorted([OP] * 2 + [BACKWARD[0]] + [BACKWARD[1]] * 2)
 
 

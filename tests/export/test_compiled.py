@@ -129,7 +129,7 @@ def test_an_exported_program_holds_the_opaque_ops(known: Known, strict: bool) ->
 
 def test_a_graph_has_no_opaque_op_where_no_kernel_wins(known: Known, machine: EmulatedMachine) -> None:
     compiled = torch.compile(lambda x: known["softmax"](x, -1), fullgraph=True, backend="aot_eager")
-    x = torch.randn(4, 8, dtype=torch.float64)  # no kernel was measured in this dtype
+    x = torch.randn(4, 8, dtype=torch.float64)  # no kernel was measured with float64
     torch.testing.assert_close(compiled(x), torch.softmax(x, -1))
     assert not machine.launched
 
@@ -145,7 +145,7 @@ def test_a_graph_has_no_opaque_op_where_no_kernel_wins(known: Known, machine: Em
     ],
     ids=["none", "one", "a long one", "two", "two long ones"],
 )
-def test_copies_round_a_kernel_count_in_a_graph(
+def test_copies_before_and_after_a_kernel_count_in_a_graph(
     known: Known,
     machine: EmulatedMachine,
     monkeypatch: pytest.MonkeyPatch,
@@ -154,7 +154,7 @@ def test_copies_round_a_kernel_count_in_a_graph(
     order: tuple[int, ...],
     runs: bool,
 ) -> None:
-    monkeypatch.setattr(forms_module, "CALL_US", call_us)  # a kernel takes 50 us where PyTorch takes 100
+    monkeypatch.setattr(forms_module, "CALL_US", call_us)  # the kernel takes 50 us and PyTorch 100 us
     graphs = []
 
     def backend(module: torch.fx.GraphModule, _inputs: list[Tensor]) -> torch.fx.GraphModule:

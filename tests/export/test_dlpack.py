@@ -1,4 +1,4 @@
-"""Arrays of other frameworks are taken and returned, without copies where the memory is shared."""
+"""Arrays of other frameworks as arguments and results, without copies where the memory is shared."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def test_several_results_are_arrays(functions: Functions) -> None:
     assert (indices == [7, 6]).all()
 
 
-def test_arrays_are_taken_by_name_and_beside_tensors(functions: Functions) -> None:
+def test_arrays_are_accepted_by_name_and_together_with_tensors(functions: Functions) -> None:
     weight = np.ones(8, dtype=np.float32)
     found = functions["rms_norm"](X, (8,), weight=weight, eps=1e-6)
     expected = functions["rms_norm"](torch.from_numpy(X), (8,), weight=torch.ones(8), eps=1e-6)

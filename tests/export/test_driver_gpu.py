@@ -94,7 +94,7 @@ def in_a_thread(work: Callable[[], object]) -> None:
         raise error
 
 
-def test_numbers_of_every_size_reach_the_kernel() -> None:
+def test_numbers_of_every_size_are_passed_to_the_kernel() -> None:
     args = (Pointer("out"), -7, 2**40, 0.25, 1e-300, 3_000_000_000, Pointers(("out", "out")))
     out = torch.zeros(6, dtype=torch.float64, device="cuda")
     made = loaded(NUMBERS, launch(*args, threads=1))
@@ -120,7 +120,7 @@ def test_a_kernel_gets_more_shared_memory_than_48_kb_and_keeps_it() -> None:
     assert out.item() == 4 * 64
 
 
-def test_the_blocks_of_a_cooperative_grid_meet() -> None:
+def test_the_blocks_of_a_cooperative_grid_wait_for_each_other() -> None:
     met = torch.zeros(1, dtype=torch.int32, device="cuda")
     enqueue(loaded(MEETING, launch(Pointer("met"), grid=present().sms, cooperative=True)), met)
     assert met.item() == present().sms
@@ -131,7 +131,7 @@ def test_a_cooperative_grid_that_is_too_large_is_refused() -> None:
         loaded(MEETING, launch(Pointer("met"), grid=100 * present().sms, cooperative=True))
 
 
-def test_a_cubin_for_another_gpu_is_followed_by_the_next() -> None:
+def test_after_a_cubin_for_another_gpu_the_next_one_is_loaded() -> None:
     fill(0.0)
     images = [image(FILL, "sm_100" if present().arch == "sm_80" else "sm_80"), image(FILL)]
     made = program(bound(FILL, launch(Pointer("out"), 8, 2.0)), images, present().sms)
@@ -248,7 +248,7 @@ def test_a_module_is_loaded_while_another_thread_captures_a_graph() -> None:
     assert (out.tolist(), other.tolist()) == ([9.0] * 8, [10.0] * 8)
 
 
-def test_a_second_gpu_has_a_module_of_its_own() -> None:
+def test_a_second_gpu_has_its_own_module() -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     outs = []

@@ -49,7 +49,7 @@ def forgotten(machine: EmulatedMachine) -> Iterator[None]:
 
 
 class Then(nn.Module):
-    """A sequence of layers, of which other calls read only the last result."""
+    """A sequence of layers. Other calls read only the result of the last layer."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ def test_a_layer_without_a_gradient_of_its_activation_trains_by_its_single_calls
 
 
 class Used(Then):
-    """A layer of which another call reads the value before the activation."""
+    """A layer whose value before the activation is read by another call."""
 
     def forward(self, x: Tensor) -> Any:
         before = self.layers[0](x)
@@ -172,7 +172,7 @@ def test_a_layer_that_no_kernel_computes_is_left_and_the_report_says_why(known: 
     assert not graph_pass.report.replaced[op]
 
 
-def test_a_value_that_others_read_stays(known: Functions) -> None:
+def test_a_layer_whose_value_other_calls_read_is_left(known: Functions) -> None:
     model, x = Used(nn.Linear(16, 24), nn.ReLU()).eval(), torch.randn(ROWS)
     run, graph_pass = compiled(model, known)
     with torch.no_grad():

@@ -31,7 +31,7 @@ def test_every_reason_is_in_the_prompt() -> None:
     assert missing == []
 
 
-def test_every_extreme_left_open_and_its_reason_are_in_the_exported_docstring() -> None:
+def test_every_exempt_extreme_and_its_reason_are_in_the_exported_docstring() -> None:
     said = {op.name: docstring(op) for op in EXEMPT}
     missing = [(op.name, w) for op in EXEMPT for pair in op.exempt.items() for w in pair if w not in said[op.name]]
     assert missing == []

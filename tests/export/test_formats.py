@@ -42,7 +42,7 @@ def loaded(hub: Path) -> ModuleType:
 
 
 def by_path(file: Path, name: str) -> ModuleType:
-    """Load a package as `kernels` does: by its path, under a name of its own."""
+    """Load a package as `kernels` does: by its path, under a unique name."""
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec
     assert spec.loader

@@ -57,7 +57,7 @@ def test_random_calls_agree_with_pytorch(function: tuple[Function, EmulatedMachi
 
 
 def test_results_have_the_memory_layout_of_pytorchs(function: tuple[Function, EmulatedMachine], calls: int) -> None:
-    """Otherwise a view that PyTorch's result has would raise."""
+    """With another layout, a view that works on PyTorch's result would raise."""
     called, _ = function
     if called.form.name in ELSEWHERE_IN_MEMORY:
         pytest.skip("on a CPU, PyTorch's states lie as the given ones")
@@ -194,7 +194,7 @@ def test_a_sum_over_columns_runs_the_kernel_for_columns(tmp_path: Path) -> None:
     assert machine.launched == [ops["sum_columns"].entry.kernels[0].id]
 
 
-def test_an_op_that_pytorch_lacks_takes_more_dims(tmp_path: Path) -> None:
+def test_an_op_that_pytorch_lacks_accepts_more_dims(tmp_path: Path) -> None:
     ops = primitives(["swiglu"], tmp_path, EmulatedMachine())
     (swiglu,) = Functions([], ops).values()
     gate, up = torch.randn(2, 3, 5), torch.randn(2, 3, 5)
@@ -218,7 +218,7 @@ def test_several_layers_and_directions_are_composed_of_single_ones(tmp_path: Pat
 def test_a_kernel_must_save_more_time_than_the_copies_around_it_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = EmulatedMachine()  # its kernels take 50 us where PyTorch takes 100
+    machine = EmulatedMachine()  # its kernels take 50 us, and PyTorch takes 100 us
     softmax = Function(FORMS["softmax"], primitives(["softmax"], tmp_path, machine))
     x = torch.randn(8, 16)
     for call_us, dim, runs in ((8.0, 0, True), (30.0, 0, False), (30.0, 1, True), (60.0, 1, True)):
@@ -248,7 +248,7 @@ def test_a_pinned_kernel_runs_although_it_saves_nothing(tmp_path: Path) -> None:
 def test_a_kernel_must_save_more_time_than_the_work_after_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call_us: float, runs: bool
 ) -> None:
-    machine = EmulatedMachine()  # its kernels take 50 us where PyTorch takes 100
+    machine = EmulatedMachine()  # its kernels take 50 us, and PyTorch takes 100 us
     linear = Function(FORMS["linear"], primitives(["skinny_gemm"], tmp_path, machine))
     monkeypatch.setattr(forms_module, "CALL_US", call_us)
     given = torch.randn(3, 8), torch.randn(5, 8), torch.randn(5)

@@ -63,7 +63,7 @@ class Block(nn.Module):
 
 
 class PostNorm(nn.Module):
-    """A residual stream that is normed after each sum, as in BERT; the next part of the model reads the norm."""
+    """A residual stream with a norm after each sum, as in BERT; the next part of the model reads the norm's result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class PreNorm(PostNorm):
 
 
 class GatedNorm(LlamaNorm):
-    """As in Hugging Face's Mamba 2."""
+    """A gated norm as in Hugging Face's Mamba 2."""
 
     def forward(self, given: Tensor) -> Tensor:
         hidden, gate = given.chunk(2, -1)
@@ -117,7 +117,7 @@ class Gated(nn.Module):
 
 
 class Causal(nn.Module):
-    """As in Mamba."""
+    """A causal convolution of each channel, as in Mamba."""
 
     def __init__(self, *, bias: bool = True, cut: str = "length") -> None:
         super().__init__()
@@ -143,7 +143,7 @@ def rotate_half(x: Tensor) -> Tensor:
 
 
 def tables(batch: int, tokens: int, dim: int) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines of other positions in each sequence."""
+    """Return cosines and sines of positions that differ between sequences."""
     positions = torch.arange(tokens)[None] + 3 * torch.arange(batch)[:, None]
     angles = positions[:, :, None] * 10_000.0 ** -torch.linspace(0, 1, dim // 2)
     angles = torch.cat((angles, angles), dim=-1)
@@ -151,7 +151,7 @@ def tables(batch: int, tokens: int, dim: int) -> tuple[Tensor, Tensor]:
 
 
 class LlamaRotated(nn.Module):
-    """As in Hugging Face's Llama: the projections' heads are transposed before they are rotated."""
+    """A rotary embedding as in Hugging Face's Llama: the heads are transposed before they are rotated."""
 
     def __init__(self, batch: int = 1, heads_at: int = 1) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class LlamaRotated(nn.Module):
 
 
 class FlatRotated(nn.Module):
-    """With tables without a batch."""
+    """A rotary embedding whose tables have no batch dimension."""
 
     def forward(self, x: Tensor) -> Tensor:
         (cos,), (sin,) = tables(1, x.shape[-2], x.shape[-1])
@@ -357,7 +357,7 @@ def test_autocast_within_a_model_gives_the_same_as_without_the_pass(known: Funct
 def test_an_op_without_a_backward_stays_with_pytorch_where_a_gradient_is_required(
     known: Functions, machine: EmulatedMachine
 ) -> None:
-    """Also where the tensor that requires a gradient is not an input of the graph."""
+    """The tensor that requires a gradient need not be an input of the graph."""
     run, graph_pass = compiled(lambda x: torch.topk(2 * x, 2).values.sum(), known)
     x = torch.randn(3, 5)
     run(x)

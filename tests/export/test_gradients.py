@@ -88,7 +88,7 @@ def test_gradients_of_gradients_need_no_input_that_the_backward_does_not_read(na
     ],
 )
 def test_a_forward_keeps_the_tensors_that_pytorch_keeps(name: str, kept: tuple[str, ...]) -> None:
-    """A model must not need more memory than with PyTorch. A bias is kept in memory in any case."""
+    """A model must not need more memory than with PyTorch. A bias stays in memory in any case."""
     assert gradients(name).kept == kept
 
 
@@ -205,7 +205,7 @@ def test_gradients_of_gradients_of_random_calls_are_as_exact_as_pytorchs(name: s
             continue
         try:
             exact, theirs = (twice(form.pytorch, given, kind) for kind in (torch.float64, torch.float32))
-        except (RuntimeError, TypeError, ValueError):  # PyTorch has no such gradient
+        except (RuntimeError, TypeError, ValueError):  # PyTorch cannot compute this gradient
             continue
         for ours, pytorchs, true in zip(twice(function, given, torch.float32), theirs, exact, strict=True):
             most = 4 * (pytorchs - true).abs().max() + 1e-5 * true.abs().max() + 1e-6

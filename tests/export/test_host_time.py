@@ -1,4 +1,4 @@
-"""Choices that count the host's time: a kernel whose launch takes longer than PyTorch's call does not run."""
+"""Choices that consider the host's time: a kernel whose launch takes longer than PyTorch's call does not run."""
 
 import logging
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ X = torch.randn(4, 8)
 
 
 def host(ours_us: float, theirs_us: float) -> EmulatedMachine:
-    """Return a machine whose host takes these times for the first timed call, a kernel's, and for the second."""
+    """Return a machine with these times on the host: `ours_us` for a kernel's call, then `theirs_us` for PyTorch's."""
     taken = iter((ours_us, theirs_us))
     return EmulatedMachine(host_us=lambda _: next(taken))
 
@@ -37,9 +37,9 @@ def softmax(folder: Path, machine: EmulatedMachine, median_us: float) -> Primiti
 @pytest.mark.parametrize(
     ("ours_us", "theirs_us", "runs"),
     [
-        (50.0, 10.0, True),  # less than the 100 us that PyTorch's kernel takes
+        (50.0, 10.0, True),  # less than the 100 us of PyTorch's kernel on the GPU
         (120.0, 10.0, False),
-        (120.0, 150.0, True),  # PyTorch's host takes even longer
+        (120.0, 150.0, True),  # PyTorch's call takes even longer on the host
     ],
 )
 def test_a_short_kernel_runs_if_the_host_launches_it_in_less_time(
@@ -80,7 +80,7 @@ def test_options_change_the_choice_only_within_their_block(tmp_path: Path) -> No
 
 @dataclass(frozen=True)
 class Capturing(EmulatedMachine):
-    """A machine of which a graph may be captured."""
+    """A machine on which a CUDA graph may be captured."""
 
     now: list[bool] = field(default_factory=lambda: [True])
 

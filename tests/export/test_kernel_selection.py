@@ -79,7 +79,7 @@ def test_the_kernel_measured_at_the_same_workload_is_chosen() -> None:
 
 
 def test_the_nearest_measurement_is_the_one_with_the_smallest_ratio_of_sizes() -> None:
-    # 1200 is 4.7 times 256, but 4096 is only 3.4 times 1200. By the difference, 256 would be nearer.
+    # 1200 is 4.7 times 256, but 4096 is only 3.4 times 1200. Measured by the difference, 256 would be nearer.
     kernels = {SHORT: [measured(256, 20.0)], LONG: [measured(4096, 20.0)]}
     assert choose(kernels, question(1200)).shipped.id == LONG.id
 
@@ -89,19 +89,19 @@ def test_the_faster_of_two_kernels_measured_at_one_workload_is_chosen() -> None:
     assert choose(kernels, question(256)).shipped.id == LONG.id
 
 
-def test_a_kernel_that_does_not_accept_the_workload_is_followed_by_the_next() -> None:
+def test_a_kernel_that_does_not_accept_the_workload_is_replaced_by_the_next() -> None:
     picky = kernel('when = "cols % 8 == 0"')
     kernels = {picky: [measured(256, 20.0)], LONG: [measured(4096, 20.0)]}
     assert choose(kernels, question(257)).shipped.id == LONG.id
 
 
-def test_a_kernel_that_breaks_a_limit_is_followed_by_the_next() -> None:
+def test_a_kernel_that_exceeds_a_limit_is_replaced_by_the_next() -> None:
     legal_when_short = kernel('require = ["cols <= 256"]')
     kernels = {legal_when_short: [measured(256, 20.0)], LONG: [measured(8192, 20.0)]}
     assert choose(kernels, question(512)).shipped.id == LONG.id
 
 
-def test_a_kernel_whose_plan_cannot_be_evaluated_is_followed_by_the_next() -> None:
+def test_a_kernel_whose_plan_cannot_be_evaluated_is_replaced_by_the_next() -> None:
     divides = kernel('require = ["8 // (cols - 512) < 8"]')
     kernels = {divides: [measured(256, 20.0)], LONG: [measured(8192, 20.0)]}
     assert choose(kernels, question(512)).shipped.id == LONG.id

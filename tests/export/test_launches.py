@@ -43,16 +43,16 @@ ADDRESSES = {"x": 0x7F00_0000_1000, "out": 0x7F00_0000_2000}
 
 @dataclass
 class FakeDriver:
-    """A driver that accepts everything, and keeps the arguments of its launches. `codes` are returned first."""
+    """A driver that accepts everything and records the arguments of its launches. Its first calls return `codes`."""
 
     codes: list[int] = field(default_factory=list)
     resident: int = 4
     launched: list[tuple[Config, list[bytes]]] = field(default_factory=list)
-    bound: int = 0  # how often a context was made current
+    bound: int = 0  # number of times that a context was made current
     sizes: tuple[int, ...] = ()
-    modules: int = 0  # how many were loaded
-    shared: list[int] = field(default_factory=list)  # the shared memory that kernels were allowed, in order
-    modes: list[int] = field(default_factory=lambda: [0])  # of capture, in order
+    modules: int = 0  # number of loaded modules
+    shared: list[int] = field(default_factory=list)  # sizes of shared memory requested for kernels, in order
+    modes: list[int] = field(default_factory=lambda: [0])  # capture modes, in order
     encoded: list[tuple[Any, ...]] = field(default_factory=list)  # tensor maps, as they were requested
 
     def cuModuleLoadData(self, _module: Any, _image: bytes) -> int:  # noqa: N802

@@ -44,7 +44,7 @@ def forgotten(machine: EmulatedMachine) -> Iterator[None]:
 
 
 class Attention(nn.Module):
-    """Attention as in nanoGPT, with a buffer of zeros and ones."""
+    """Attention as in nanoGPT, with a mask of zeros and ones in a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ MASKED = (
 
 
 def given(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Return scores, and a mask that hides whole rows if later keys are hidden, too."""
+    """Return scores and a mask that, together with a causal mask, hides whole rows."""
     mask = torch.zeros(BATCH, TOKENS, dtype=torch.bool)
     mask[0, :2] = mask[1, 3:] = True
     return (3 * torch.randn(SCORES)).to(dtype), mask
@@ -189,7 +189,7 @@ def by_a_tensor(scores: Tensor, _: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("model", [changed, by_a_tensor], ids=lambda one: one.__name__)
-def test_calls_that_are_no_masked_softmax_stay(known: Functions, model: Model) -> None:
+def test_calls_that_are_not_a_masked_softmax_are_left(known: Functions, model: Model) -> None:
     scores, mask = given()
     run, graph_pass = compiled(model, known)
     ours, theirs = scores.clone(), scores.clone()

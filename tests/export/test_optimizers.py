@@ -66,7 +66,7 @@ def test_steps_by_kernels_give_the_parameters_and_the_state_of_pytorch(
     by_pytorch = getattr(torch.optim, kind)(theirs, **settings)
     for got, expected in zip(trained(by_kernels, ours), trained(by_pytorch, theirs), strict=True):
         torch.testing.assert_close(got, expected)
-    first = kind == "SGD"  # its first step makes the momentum
+    first = kind == "SGD"  # SGD's first step creates the momentum and runs no kernel
     assert len(machine.launched) >= 2 * (STEPS - first)
     assert [param.data_ptr() for param in ours] == places
     got, expected = by_kernels.state_dict(), by_pytorch.state_dict()

@@ -52,7 +52,7 @@ def test_several_outputs_are_returned_as_a_tuple_in_order(package: ModuleType) -
     assert (values.tolist(), indices.tolist()) == ([[3.0, 2.0]], [[1, 2]])
 
 
-def test_gradients_flow(package: ModuleType) -> None:
+def test_gradients_are_computed(package: ModuleType) -> None:
     x = torch.randn(3, 5, requires_grad=True)
     package.softmax(x, -1)[:, 0].sum().backward()
     y = x.detach().clone().requires_grad_()
@@ -75,7 +75,7 @@ def test_more_dims_than_the_op_declares_are_computed(package: ModuleType) -> Non
     torch.testing.assert_close(package.softmax(x, -1), torch.softmax(x, -1))
 
 
-def test_torch_compile_sees_one_graph(package: ModuleType) -> None:
+def test_torch_compile_traces_one_graph(package: ModuleType) -> None:
     x, weight = torch.randn(3, 5), torch.randn(5)
     compiled: Callable[..., torch.Tensor] = torch.compile(package.rms_norm, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(x, (5,), weight, 1e-6), package.rms_norm(x, (5,), weight, 1e-6))

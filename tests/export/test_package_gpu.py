@@ -1,4 +1,7 @@
-"""An exported package on a GPU. Its measurements are made up, so that kernels are chosen; their results are real."""
+"""An exported package on a GPU. Its measurements are made up, so that kernels are chosen.
+
+The kernels run on the GPU.
+"""
 
 import os
 import subprocess
@@ -136,7 +139,7 @@ assert torch.equal(primitives.softmax(x, -1), torch.softmax(x, -1))
         "rows(2, 256, 512)",
     ],
 )
-def test_a_kernel_takes_strides_any_alignment_gradients_and_more_dims(folder: Path, make: str) -> None:
+def test_a_kernel_handles_strides_any_alignment_gradients_and_more_dims(folder: Path, make: str) -> None:
     run(
         folder,
         f"""
@@ -147,7 +150,7 @@ torch.testing.assert_close(primitives.softmax(x, -1), torch.softmax(x, -1))
     )
 
 
-def test_gradients_flow_through_a_kernel(folder: Path) -> None:
+def test_gradients_are_computed_through_a_kernel(folder: Path) -> None:
     run(
         folder,
         """
@@ -220,7 +223,7 @@ for x, outs in zip(inputs, outputs, strict=True):
     )
 
 
-def test_torch_compile_sees_one_graph(folder: Path) -> None:
+def test_torch_compile_traces_one_graph(folder: Path) -> None:
     run(
         folder,
         """

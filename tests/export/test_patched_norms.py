@@ -1,4 +1,4 @@
-"""Norms that a model defines itself, which `patch` exchanges like layers of torch.nn."""
+"""Norms that a model defines itself, which `patch` replaces like layers of torch.nn."""
 
 import copy
 from collections.abc import Iterator
@@ -39,21 +39,21 @@ def forgotten(machine: EmulatedMachine) -> Iterator[None]:
 
 
 class Doubled(LlamaNorm):
-    """A layer that is more than a norm."""
+    """A norm that doubles its result."""
 
     def forward(self, x: Tensor) -> Tensor:
         return 2 * super().forward(x)
 
 
 class Biased(LlamaNorm):
-    """A norm of a value that is not its input."""
+    """A norm of its input plus one."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x + 1)
 
 
 class Training(LlamaNorm):
-    """A norm in training."""
+    """A norm in training mode, and the identity otherwise."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) if self.training else x
@@ -68,7 +68,7 @@ class Branching(LlamaNorm):
 
 @pytest.mark.parametrize("kind", [LlamaNorm, MetaNorm, DividedNorm])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_norm_that_a_model_writes_out_is_patched(
+def test_a_norm_that_a_model_defines_is_patched(
     known: Functions, machine: EmulatedMachine, kind: type[LlamaNorm], dtype: torch.dtype
 ) -> None:
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH, dtype=dtype), kind(dtype), kind(dtype))

@@ -1,4 +1,4 @@
-"""Repeated calls, which are known by their key: they run a plan, and only where its result is the same."""
+"""Repeated calls, which are recognised by their key: they run a plan, but only where its result is the same."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -150,7 +150,7 @@ def test_the_options_of_a_block_end_with_it(tmp_path: Path) -> None:
     assert found.planned(X)
 
 
-def test_forward_mode_and_dispatch_modes_are_seen(tmp_path: Path) -> None:
+def test_forward_mode_and_dispatch_modes_are_recognised(tmp_path: Path) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     found = tried(tmp_path, "relu")
@@ -295,7 +295,7 @@ def test_a_call_that_pytorch_runs_is_remembered_too(tmp_path: Path, monkeypatch:
 
 @dataclass(frozen=True)
 class Capturing(EmulatedMachine):
-    """A machine of which a graph may be captured."""
+    """A machine on which a CUDA graph may be captured."""
 
     now: list[bool] = field(default_factory=lambda: [False])
 
@@ -369,7 +369,7 @@ def test_a_backward_that_was_seen_before_runs_a_plan(tmp_path: Path, name: str) 
     backward = [one for op in FORMS[name].ops for one in catalog.load(op).backward]
     found = tried(tmp_path, name, *FORMS[name].ops, *backward)
     expected = differentiated(FORMS[name].pytorch, LEARNING[name])
-    for planned in (0, 1, 3, 5):  # the first call runs no plan, then its forward runs one, then both do
+    for planned in (0, 1, 3, 5):  # no plan at the first call, one at the second (the forward's), two at each later call
         torch.testing.assert_close(differentiated(found.function, LEARNING[name]), expected, rtol=1e-4, atol=1e-5)
         assert len(found.machine.planned_launches) == planned
 

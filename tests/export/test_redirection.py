@@ -226,7 +226,7 @@ def test_a_patched_recurrent_layer_runs_its_kernel_in_eager_code_and_beside_or_i
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
-def test_a_patched_layer_takes_packed_sequences_and_single_ones(layered: Functions) -> None:
+def test_a_patched_layer_accepts_packed_and_single_sequences(layered: Functions) -> None:
     layer = nn.LSTM(4, 8)
     expected = copy.deepcopy(layer)
     patch(layer, made(layered, __name__))

@@ -71,7 +71,7 @@ def test_a_kernel_with_different_results_in_two_runs_fails(
     assert outcomes(functions, "every kernel") == {"silu": FAILED, "softmax": FAILED}
 
 
-def test_the_exit_code_tells_whether_anything_failed(
+def test_the_exit_code_says_whether_anything_failed(
     functions: Functions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = ["softmax", "--calls", "2", "--device", "cpu", "--check", "random calls"]
@@ -100,7 +100,8 @@ def test_a_test_whose_time_is_up_names_the_functions_that_it_did_not_reach(
 def test_all_functions_are_tested_briefly_before_one_is_in_full(
     functions: Functions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    times = iter([0.0, *[1.0] * 9, *[100.0] * 99])  # main, three times for each function, and the end of the time
+    # one reading in main, three for each function, then readings after the time is up
+    times = iter([0.0, *[1.0] * 9, *[100.0] * 99])
     monkeypatch.setattr(selftest, "monotonic", lambda: next(times))
     monkeypatch.setattr(checks, "monotonic", lambda: 0.0)
     assert selftest.main(functions, ["--calls", "3", "--device", "cpu", "--seconds", "50", "--check", "gradients"]) == 0

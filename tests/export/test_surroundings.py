@@ -1,4 +1,4 @@
-"""A package in unusual surroundings: missing or damaged files, an unknown GPU, many processes at once."""
+"""A package in unusual environments: missing or damaged files, an unknown GPU, many processes at once."""
 
 import os
 import subprocess

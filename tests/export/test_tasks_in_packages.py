@@ -56,7 +56,7 @@ MARK = (
 
 
 def simple(op: Op) -> Kernel:
-    """Return a kernel that takes all tensors of an op. Without a GPU no package compiles it."""
+    """Return a kernel with all tensors of an op as arguments. Without a GPU no package compiles it."""
     names = ", ".join(f'"{spec.name}"' for spec in (*op.inputs, *op.outputs))
     arguments = ", ".join(f"void* {spec.name}" for spec in (*op.inputs, *op.outputs))
     plan = f'op = "{op.name}"\n[[launch]]\nentry = "run"\ngrid = [1]\nblock = [32]\nargs = [{names}]'
@@ -89,7 +89,7 @@ def test_a_function_is_exported_under_its_name_with_only_the_code_that_it_needs(
     assert "os" not in text.replace("import", "").split()
 
 
-def test_a_function_in_a_package_takes_shapes_that_no_example_has(tmp_path: Path) -> None:
+def test_a_function_in_a_package_accepts_shapes_that_no_example_has(tmp_path: Path) -> None:
     package = package_of(program(tmp_path), tmp_path, "package_of_other_shapes")
     x, weight = torch.randn(3, 5, requires_grad=True), torch.randn(5)
     out: torch.Tensor = package.fused(x, weight)
@@ -97,7 +97,7 @@ def test_a_function_in_a_package_takes_shapes_that_no_example_has(tmp_path: Path
     assert x.grad is not None
 
 
-def test_torch_compile_sees_one_graph_in_a_function_of_a_package(tmp_path: Path) -> None:
+def test_torch_compile_traces_one_graph_in_a_function_of_a_package(tmp_path: Path) -> None:
     package = package_of(program(tmp_path), tmp_path, "package_to_compile")
     x, weight = torch.randn(6, 8), torch.randn(8)
     compiled: Callable[..., torch.Tensor] = torch.compile(package.fused, fullgraph=True, backend="eager")
@@ -127,7 +127,7 @@ def test_an_exported_task_computes_the_same_as_the_task(tmp_path: Path, task: Pa
         torch.testing.assert_close(own, other)
 
 
-def test_a_module_takes_its_weights_and_refuses_those_of_other_shapes(tmp_path: Path) -> None:
+def test_a_module_accepts_its_weights_and_refuses_those_of_other_shapes(tmp_path: Path) -> None:
     text = BLOCK.read_text().replace("batch = 1024", "batch = 8").replace("4096, 8192", "24, 32")
     (tmp_path / "1_Block.py").write_text(text)
     op = catalog.load(f"{tmp_path}/1_Block.py")

@@ -44,7 +44,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def entry(folder: Path, *, wins: bool = True) -> ExportedEntry:
-    """Return an entry with two kernels, of which the first won at every size, unless PyTorch did."""
+    """Return an entry with two kernels. At every size the first kernel won or, without `wins`, PyTorch did."""
     kernels: list[Shipped] = []
     for kernel, median_us in ((FIRST, 20.0 if wins else 150.0), (SECOND, 30.0 if wins else 160.0)):
         (shipped,) = winning(SOFTMAX, kernel, folder).kernels
@@ -86,7 +86,7 @@ def test_every_size_is_timed_once(tmp_path: Path) -> None:
     assert clock.calls == 6
 
 
-def test_another_process_takes_the_choice_from_the_cache(tmp_path: Path, cache: Path) -> None:
+def test_another_process_reads_the_choice_from_the_cache(tmp_path: Path, cache: Path) -> None:
     chosen(softmax(tmp_path, Clock(50.0, 40.0, 100.0)))
     assert len(list(cache.glob("*.json"))) == 1
     assert chosen(softmax(tmp_path, Clock())) == SECOND.id

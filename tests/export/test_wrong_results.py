@@ -94,7 +94,7 @@ def test_a_number_of_another_type_raises_pytorchs_error(tmp_path: Path, momentum
 
 
 @pytest.mark.parametrize("dropout", [None, "a", torch.ones(2)], ids=["none", "text", "tensor"])
-def test_a_layer_of_several_ones_refuses_the_same_arguments_as_pytorch(tmp_path: Path, dropout: object) -> None:
+def test_a_layer_made_of_several_refuses_the_same_arguments_as_pytorch(tmp_path: Path, dropout: object) -> None:
     layer = torch.nn.RNN(4, 8, num_layers=2)
     given = (
         torch.randn(5, 3, 4),
@@ -113,7 +113,7 @@ def test_a_layer_of_several_ones_refuses_the_same_arguments_as_pytorch(tmp_path:
 
 @pytest.mark.parametrize("groups", [1, True])
 def test_a_convolution_refuses_the_same_arguments_as_pytorch(tmp_path: Path, groups: int) -> None:
-    """A bias of integers, with channels last in memory, and a flag in place of a number."""
+    """One case has a bias of integers, with channels last in memory; the other has a flag as number of groups."""
     x, weight = (torch.randn(2, 3, 5, 5).to(memory_format=torch.channels_last) for _ in range(2))
     bias = None if groups is True else torch.ones(2, dtype=torch.int64)
     with pytest.raises((RuntimeError, TypeError)):
@@ -161,7 +161,7 @@ def adamw(tmp_path_factory: pytest.TempPathFactory) -> tuple[Primitive, Emulated
 
 
 @pytest.mark.parametrize("step", [1, 2, 1000, 1001, 1_000_000])
-def test_a_kernel_takes_every_step_and_learning_rate(adamw: tuple[Primitive, EmulatedMachine], step: int) -> None:
+def test_a_kernel_accepts_every_step_and_learning_rate(adamw: tuple[Primitive, EmulatedMachine], step: int) -> None:
     op, machine = adamw
     inputs = tuple(inputs_at(op.op, op.op.emulated[0], step, "cpu").values())
     before = len(machine.launched)
@@ -190,7 +190,8 @@ def test_two_dilations_of_one_shape_are_two_decisions(tmp_path: Path) -> None:
     for dilation in (1, 2):
         parameters = {"stride": 2, "padding": 0, "dilation": dilation}
         torch.testing.assert_close(op((x, weight), parameters), op.pytorch((x, weight), parameters))
-        assert bool(op.explain((x, weight), parameters).kernel) == (dilation == 1)  # the only one that was measured
+        # the kernel was measured only with dilation 1
+        assert bool(op.explain((x, weight), parameters).kernel) == (dilation == 1)
 
 
 def test_a_combination_that_no_kernel_was_tested_with_is_left_to_pytorch(

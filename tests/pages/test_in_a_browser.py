@@ -214,8 +214,8 @@ def test_rows_are_filtered_and_only_those_are_saved(tab: Browser, site: str) -> 
     heading, row = saved.strip().split("\r\n")
     assert heading.startswith('"#","kernel","mean"')
     assert BEST.id[:8] in row
-    assert '"2.32","3/3"' in row  # numbers without the units that the page shows
-    assert "<script>" in row  # text, in a file of text
+    assert '"2.32","3/3"' in row  # the file has numbers without the units that the page shows
+    assert "<script>" in row  # the file is plain text, so nothing is escaped
 
 
 def test_a_cell_that_begins_like_a_formula_is_quoted(tab: Browser, site: str) -> None:
@@ -308,7 +308,8 @@ def test_the_keyboard_copies_a_kernel(
     assert tab.run("getComputedStyle(document.activeElement).outlineStyle") != "none"
     pressed(tab, *key)
     tab.until("document.activeElement.textContent === 'Copied'")
-    assert tab.run("document.activeElement.getAttribute('aria-live')") == "polite"  # a screen reader says so
+    # a screen reader announces the change
+    assert tab.run("document.activeElement.getAttribute('aria-live')") == "polite"
     assert tab.run("navigator.clipboard.readText()") == BEST.text
     tab.until("document.activeElement.textContent === 'Copy'")
     assert not tab.complaints

@@ -27,7 +27,7 @@ def test_a_child_that_was_judged_without_a_gpu_has_no_speedup() -> None:
     assert (child(ON_CPU).outcome, child(ON_CPU).speedup) == ("passed", None)
 
 
-def test_the_verdict_on_a_gpu_counts_even_if_another_one_is_newer() -> None:
+def test_the_verdict_on_a_gpu_counts_even_if_a_verdict_without_a_gpu_is_newer() -> None:
     assert child(ON_CPU, ON_GPU).speedup == pytest.approx(5.0)
 
 

@@ -25,7 +25,7 @@ def test_no_points_give_no_picture() -> None:
     assert not plot("title", (X, Y))
 
 
-def test_a_step_is_drawn_across_before_up() -> None:
+def test_a_step_is_drawn_horizontally_before_vertically() -> None:
     drawn = ET.fromstring(plot("title", (X, Y), [Line("a", [(0.0, 1.0), (1.0, 2.0)])]))
     assert drawn.findall("path")[0].attrib["d"].count("H") == 1
 

@@ -28,7 +28,7 @@ from evolve.pages.site import Site
 
 HERE = "http://localhost:8642"
 BEST = shown_archive.champion()
-WORK = WorkAside()  # asks another process once for all tests
+WORK = WorkAside()  # starts its other process once for all tests
 
 
 @pytest.fixture(scope="module")

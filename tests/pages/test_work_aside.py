@@ -39,7 +39,7 @@ def aside() -> WorkAside:
 def test_the_work_equals_that_of_the_ops(aside: WorkAside) -> None:
     assert aside("softmax", H200) == work_of("softmax", H200)
     assert aside("gelu", H200) == work_of("gelu", H200)
-    assert aside("softmax", CPU) != aside("softmax", H200)  # other rates
+    assert aside("softmax", CPU) != aside("softmax", H200)  # the CPU has other rates
 
 
 def test_an_op_that_the_catalog_does_not_have_has_no_work(aside: WorkAside) -> None:

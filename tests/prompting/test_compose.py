@@ -123,21 +123,21 @@ def test_a_repair_shares_everything_up_to_the_failures() -> None:
     assert "# The kernels that are alive" in common(prompt(REPAIR), prompt(IMPROVE))
 
 
-def test_a_new_kernel_leaves_the_beginning_of_a_prompt_unchanged() -> None:
+def test_a_new_kernel_does_not_change_the_beginning_of_a_prompt() -> None:
     request, parents = situation(IMPROVE)
     newer = replace(request, population=(alive(SLOW, GPU, 12.0, 15.0), *request.population))
     before, after = (compose(r, IMPROVE, parents, REFERENCE)[1].content for r in (request, newer))
     assert LESSONS[-1] in common(before, after)
 
 
-def test_a_new_lesson_leaves_op_and_device_unchanged() -> None:
+def test_a_new_lesson_does_not_change_the_sections_of_op_and_device() -> None:
     request, parents = situation(IMPROVE)
     newer = replace(request, lessons=("Something else.",))
     before, after = (compose(r, IMPROVE, parents, REFERENCE)[1].content for r in (request, newer))
     assert "# The device" in common(before, after)
 
 
-def test_the_prompt_holds_the_whole_parent() -> None:
+def test_the_prompt_contains_the_whole_parent() -> None:
     assert KERNEL.text in prompt(IMPROVE)
 
 
@@ -311,7 +311,7 @@ def test_the_kernel_to_repair_is_shown_with_its_outcome() -> None:
 
 
 @each({f"{operator} {number}": (operator, number) for operator in OPERATORS for number in range(4)})
-def test_an_operator_takes_its_own_number_of_kernels(operator: str, number: int) -> None:
+def test_an_operator_accepts_only_its_own_number_of_kernels(operator: str, number: int) -> None:
     request, _ = situation(IMPROVE)
     kernels: tuple[Candidate, ...] = (alive(SLOW, GPU, 34.0),) * number
     if number == PARENTS[operator]:

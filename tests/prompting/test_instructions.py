@@ -1,4 +1,4 @@
-"""Instructions in prompts: every example compiles, and is shown where the GPU has it and the op can use it."""
+"""Instructions in prompts: examples compile, and are shown if the GPU has the instruction and the op can use it."""
 
 import pytest
 from each import each

@@ -59,7 +59,8 @@ def test_the_plain_kernel_of_an_op_passes_as_a_kernel_of_the_task(tmp_path: Path
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", sorted(INPUTS.keys() - {"my_product"}))  # NVRTC needs more than a minute for that
+# NVRTC needs more than a minute for my_product
+@pytest.mark.parametrize("name", sorted(INPUTS.keys() - {"my_product"}))
 def test_every_adapted_kernel_passes_as_a_kernel_of_the_task(tmp_path: Path, name: str) -> None:
     op = task(tmp_path, name)
     found = verdicts(op, [kernel for kernel in kernels_for(op) if choose.supports("emulated", kernel)])

@@ -51,7 +51,7 @@ def test_the_loop_evaluates_the_proposals_and_ends_when_nothing_is_left(store: S
     engine = FakeEngine(by_threads)
     assert run(store, engine) is Ended.NOTHING
     proposed = [proposal for proposal in store.find(Proposal) if proposal.proposer == "random"]
-    assert len(proposed) == 2  # the knob has three values, one of them in the seed
+    assert len(proposed) == 2  # the knob has three values, and the seed has one of them
     assert {parent for proposal in proposed for parent in proposal.parents} == {SEED.kernel_id}
     assert [kernel.id for kernel in engine.evaluated] == [SEED.kernel_id, *(one.kernel_id for one in proposed)]
     assert {evaluation.kernel_id for evaluation in store.find(Evaluation)} == {kernel.id for kernel in engine.evaluated}

@@ -119,7 +119,8 @@ def test_every_extreme_and_arrangement_of_an_op_can_be_drawn_and_computed(name: 
             assert len(outputs) == len(op.outputs), values
 
 
-@each({name: name for name in catalog.names() if name != "ctc_loss_backward"}, quick=some())  # log of zero: log_alpha
+# log_alpha contains the log of zero
+@each({name: name for name in catalog.names() if name != "ctc_loss_backward"}, quick=some())
 def test_a_finite_extreme_remains_finite_after_an_op_has_drawn_its_inputs(name: str) -> None:
     op = catalog.load(name)
     of_dtypes = {workload.dtype: workload for workload in op.emulated}
@@ -130,7 +131,8 @@ def test_a_finite_extreme_remains_finite_after_an_op_has_drawn_its_inputs(name: 
 
 
 def test_there_is_a_draw_for_every_extreme() -> None:
-    assert EXTREME_DRAWS.keys() == set(EXTREMES) - {SAVED_NAN, SAVED_INFINITE}  # only of some inputs
+    # these two are drawn only for some inputs
+    assert EXTREME_DRAWS.keys() == set(EXTREMES) - {SAVED_NAN, SAVED_INFINITE}
 
 
 def drawn(op: Op, values: str, workload: Workload | None = None) -> dict[str, torch.Tensor]:
@@ -245,11 +247,11 @@ def test_in_a_single_row_one_input_alone_may_have_nan_and_each_does_at_some_seed
 
 
 def test_inputs_that_are_computed_from_others_have_no_rows_of_their_own() -> None:
-    backward = catalog.load("attention_backward")  # computes its `out` and `lse` from q, k and v
+    backward = catalog.load("attention_backward")  # its `out` and `lse` are computed from q, k and v
     single = next(one for one in backward.awkward if dict(one.dims)["batch"] == 1)
     assert len(seeds_in_turn(backward, single, SAVED_NAN, random.Random(1))) == len("qkv")
     assert len(seeds_in_turn(backward, single, NAN, random.Random(1))) == len(["grad_out"])
-    loss = catalog.load("mse_backward")  # whose only gradient is a single number
+    loss = catalog.load("mse_backward")  # its only gradient is a single number
     assert seeds_in_turn(loss, loss.awkward[0], NAN, random.Random(1)) == []
 
 
@@ -310,7 +312,7 @@ def test_numbers_far_below_zero_are_finite_and_below_those_used_for_minus_infini
 def test_opposed_keys_give_every_query_equal_scores_far_below_zero(name: str) -> None:
     inputs = drawn(catalog.load(name), "k_opposed")
     q, k = inputs["q"], inputs["k"]
-    asked = q.reshape(len(q), k.shape[1], -1, q.shape[-1])  # the queries of each head of the keys
+    asked = q.reshape(len(q), k.shape[1], -1, q.shape[-1])  # the queries grouped by key head
     scores = asked.double() @ k.double().mT
     assert bool((scores == scores[..., :1]).all())
     assert float(scores.max()) < -1e5
@@ -388,7 +390,7 @@ def test_an_op_that_exempts_nan_gets_it_in_each_input_where_results_depend_on_it
 
 def test_an_op_may_exempt_nan_altogether() -> None:
     assert not catalog.load("sort").counted_nan
-    assert not catalog.load("softmax").counted_nan  # an op that defines NaN everywhere
+    assert not catalog.load("softmax").counted_nan  # softmax has no exemption for NaN
 
 
 def test_a_single_input_is_scaled() -> None:

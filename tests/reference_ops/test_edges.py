@@ -68,7 +68,7 @@ def test_parameters_stay_valid_and_integers_are_not_changed() -> None:
     assert not special_parameters(pool, anything, 2**18)
 
 
-def test_a_parameter_is_not_drawn_where_the_kernel_takes_none_of_its_values() -> None:
+def test_a_parameter_is_not_drawn_where_the_kernel_accepts_none_of_its_values() -> None:
     def takes(workload: Workload) -> bool:
         return dict(workload.parameters)["negative_slope"] > 1
 
@@ -266,7 +266,7 @@ def test_equal_sizes_are_valid_and_leave_others_different(op: Op) -> None:
     for workload in equal(op):
         assert op.is_valid(workload)
         assert op.nbytes(workload) <= MOST_BYTES
-        sizes = dict((*workload.dims, *workload.parameters))  # without those that follow from them
+        sizes = dict((*workload.dims, *workload.parameters))  # sizes that are computed from others are left out
         assert len(set(sizes.values())) > 1 or len(sizes) <= 2
 
 

@@ -51,7 +51,7 @@ def dims(op: Op) -> dict[str, tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("task", ALL, ids=lambda task: Path(str(task)).stem)
-def test_a_task_is_not_blind_to_wrong_kernels(task: Path | str) -> None:
+def test_a_task_has_no_blind_spot(task: Path | str) -> None:
     loaded = op(task)
     assert loaded.emulated
     for workload in (*loaded.emulated, *loaded.awkward):
@@ -75,9 +75,9 @@ def test_a_problem_keeps_its_own_size_and_gets_smaller_ones_for_checks() -> None
     assert {dict(workload.dims)["columns"] % 2 for workload in tanh.awkward} >= {1}
 
 
-def test_a_size_that_no_input_shape_shows_does_not_change() -> None:
+def test_a_size_that_is_in_no_input_shape_does_not_change() -> None:
     masked = op(MASKED)
-    for workload in masked.emulated:  # the task's `dim = 1` must stay as it is
+    for workload in masked.emulated:  # the task's `dim = 1` must not change
         inputs = inputs_at(masked, workload, 0, "cpu")
         assert torch.equal(masked.call(inputs, workload)[0], (inputs["x"] * inputs["mask"]).sum(1))
 
@@ -301,7 +301,7 @@ def test_the_error_for_a_decorator_without_examples_shows_how_to_write_it(tmp_pa
         op(tmp_path / "program.py")
 
 
-def test_dims_that_never_vary_are_literals() -> None:
+def test_dims_that_never_vary_are_constants() -> None:
     named, values = named_dims([{"x": (4, 8), "y": (8,)}, {"x": (4, 16), "y": (16,)}], [{"N": 8}, {"N": 16}], set())
     assert named == {"x": ("4", "n"), "y": ("n",)}
     assert values == [{"n": 8}, {"n": 16}]

@@ -1,4 +1,4 @@
-"""The catalog's listing: it matches the ops, becomes stale when a file changes, and is read without PyTorch."""
+"""The catalog's listing: it matches the ops, is outdated after a file changes, and is read without PyTorch."""
 
 import shutil
 import subprocess
@@ -36,7 +36,7 @@ def test_a_written_listing_can_be_read_back() -> None:
     assert read_listing() == catalog.listing()
 
 
-def test_a_changed_file_makes_the_listing_stale(tmp_path: Path) -> None:
+def test_a_listing_is_outdated_after_a_file_changes(tmp_path: Path) -> None:
     package = tmp_path / "reference_ops"
     shutil.copytree(PACKAGE, package)
     write_listing(catalog.listing(), package)

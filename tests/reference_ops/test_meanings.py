@@ -21,7 +21,7 @@ def test_topk_treats_zeros_of_both_signs_as_equal() -> None:
     assert indices.tolist() == [[0, 1, 2]]
 
 
-def test_a_causal_convolution_sees_only_the_past() -> None:
+def test_a_causal_convolution_depends_only_on_the_past() -> None:
     op = catalog.load("causal_conv1d")
     workload = op.emulated[-1]
     inputs = inputs_at(op, workload, 0, "cpu")

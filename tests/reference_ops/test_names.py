@@ -23,7 +23,7 @@ from reference_ops.op import Op
 from reference_ops.precision import TORCH_DTYPES
 
 GPU = DeviceInfo("cuda", "a GPU", "sm_90a", 132, 232_448)
-AT_ONCE = 200  # constants that are compiled together
+AT_ONCE = 200  # number of constants that are compiled together
 UNUSUAL = ("__", "_", "cu", "CU", "cuda", "nv", "NV")  # beginnings of names that no author of a task would choose
 HEADERS = ("*.h", "*.hpp", "crt/*.h", "crt/*.hpp")
 KERNELBENCH = os.environ.get("KERNELBENCH", "")  # a checkout of KernelBench, for the test of all its problems
@@ -99,7 +99,7 @@ def test_every_name_that_nvrtc_or_the_emulator_declares_is_taken() -> None:
     names = sorted(word for word in words if not word.startswith(UNUSUAL))
     refused = {name for compiles in (by_nvrtc, by_host) for name in refused_names(names, compiles)}
     assert sorted(refused - TAKEN) == []
-    assert len(refused) > 400  # the compilers were called
+    assert len(refused) > 400  # the compilers have refused some names
 
 
 @pytest.mark.exhaustive

@@ -8,7 +8,8 @@ from reference_ops import catalog
 from reference_ops.inputs import inputs_at
 from reference_ops.op import NORMAL, Op, Tensors
 
-# Recurrent ops draw no faint numbers: gates lie between 0 and 1, biases are added, and gradients fade by themselves.
+# Recurrent ops draw no faint numbers: gates lie between 0 and 1, biases are added, and gradients become small by
+# themselves.
 IN_TF32 = [op for op in map(catalog.load, catalog.names()) if op.tf32 and catalog.family(op.name) != "recurrent"]
 SEED = 6
 

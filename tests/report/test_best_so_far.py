@@ -30,7 +30,7 @@ def test_the_best_never_falls_and_counts_every_workload() -> None:
     assert [one.spent[0] for one in found] == [1.0, 2.0, 3.0]
 
 
-def test_the_curve_has_the_first_kernel_each_rise_and_the_last_kernel() -> None:
+def test_the_curve_has_the_first_kernel_each_improvement_and_the_last_kernel() -> None:
     times = [(50.0, 100.0), (60.0, 100.0), (50.0, 20.0), (40.0, 30.0), (90.0, 90.0), (99.0, 99.0)]
     store = archive_of(*(passed(kernel(n).id, GPU, 1.0 + n, **{A: a, B: b}) for n, (a, b) in enumerate(times)))
     ranked, verdicts = store.find(RankedTimes, "softmax"), store.find(Judged, "softmax")
@@ -41,7 +41,7 @@ def test_the_curve_has_the_first_kernel_each_rise_and_the_last_kernel() -> None:
 
 
 def plain_rises(ranked: Sequence[RankedTimes], basis: Basis) -> list[tuple[float, float]]:
-    """Return the time and the best so far of the first kernel, of each with which it rose, and of the last one."""
+    """Return the time and the best so far of the first kernel, each kernel that raised it, and the last kernel."""
     best, every = {timed.workload: 1.0 for one in ranked for timed in one.measurements}, list[tuple[float, float]]()
     for one in sorted(ranked, key=lambda one: one.created):
         best |= {timed.workload: max(best[timed.workload], basis.ratio(timed) or 0.0) for timed in one.measurements}
@@ -51,7 +51,7 @@ def plain_rises(ranked: Sequence[RankedTimes], basis: Basis) -> list[tuple[float
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_rises_and_the_largest_ratio_are_those_found_kernel_by_kernel(seed: int) -> None:
+def test_improvements_and_the_largest_ratio_equal_those_found_kernel_by_kernel(seed: int) -> None:
     rng, sets = random.Random(seed), ((A, B), (B, A), (A,), (B, "rows=1 float32"))
     times = [{workload: rng.uniform(5, 300) for workload in rng.choice(sets)} for _ in range(15)]
     moments_judged = rng.sample(range(1, 99), 15)

@@ -61,7 +61,7 @@ def test_the_picture_is_svg_with_every_family(checkout: Path, monkeypatch: pytes
 def test_a_speedup_is_drawn_as_far_from_pytorch_as_its_inverse() -> None:
     axis = LogAxis(0.1, 12.0)
     assert axis(4.0) - axis(1.0) == pytest.approx(axis(1.0) - axis(0.25))
-    assert axis(0.01) == axis(0.1)  # nothing is drawn beyond an end
+    assert axis(0.01) == axis(0.1)  # speedups beyond the scale are drawn at its end
 
 
 def test_ticks_of_the_speedups_leave_room_for_their_labels() -> None:
@@ -82,7 +82,7 @@ def test_each_gpu_has_a_table_and_the_first_a_row_per_family(
     assert (readme.count("| softmax |"), readme.count("| all |")) == (1, 2)
 
 
-def test_a_check_tells_whether_the_files_are_current(
+def test_a_check_says_whether_the_files_are_current(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     shipping(checkout, monkeypatch, found("softmax", 50.0))

@@ -57,7 +57,7 @@ def test_an_empty_pager_means_none(pager: Path, monkeypatch: pytest.MonkeyPatch)
     assert "line 29" in printed(30)
 
 
-def test_a_pager_that_is_left_early_is_not_an_error() -> None:
+def test_quitting_the_pager_early_is_not_an_error() -> None:
     show("line\n" * 100_000, "head -1 > /dev/null")
 
 

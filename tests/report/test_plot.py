@@ -40,10 +40,10 @@ def test_a_rising_curve_begins_at_the_bottom_left_and_ends_at_the_top_right() ->
 
 def test_a_curve_ends_where_its_run_ended() -> None:
     bottom = drawn(FLAT, Curve([(0, 2.0), (12, 2.0)]), width=59, unicode=False)[7]
-    assert len(bottom.rstrip()) == len(bottom) - 26  # half of the columns
+    assert len(bottom.rstrip()) == len(bottom) - 26  # the curve covers half of the columns
 
 
-def test_curves_that_meet_are_drawn_as_a_star() -> None:
+def test_a_point_of_several_curves_is_drawn_as_a_star() -> None:
     assert "*" in drawn(RISING, FLAT, unicode=False)[7]
 
 

@@ -53,7 +53,7 @@ TWO_KERNELS: Records = (
 
 def test_the_quality_is_the_geometric_mean_of_the_best_speedups_or_1_where_pytorch_is_faster() -> None:
     points = trajectory(RUN, TWO_KERNELS).points
-    assert points[0].quality is None  # nothing has passed yet
+    assert points[0].quality is None  # no kernel has passed yet
     assert [point.quality for point in points[1:]] == pytest.approx([2**0.5, 2**0.5, 4.0])
     assert points[-1].spent == Spent(2, 200, 1.0)
 

@@ -42,7 +42,7 @@ def test_a_cell_of_a_table_has_no_control_characters(capsys: Capture) -> None:
     assert not control_characters(capsys.readouterr().out)
 
 
-def test_colours_reach_a_terminal(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colours_are_printed_on_a_terminal(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     console().print(Text("won", "green"))
@@ -54,7 +54,7 @@ def test_line_breaks_are_kept(capsys: Capture) -> None:
     assert capsys.readouterr().out == "one\ntwo\n"
 
 
-def test_json_survives_escaping(capsys: Capture) -> None:
+def test_escaping_does_not_change_the_values_of_json(capsys: Capture) -> None:
     print_json({"log": HOSTILE, "time": "3 µs"})
     printed = capsys.readouterr().out
     assert not control_characters(printed)

@@ -92,7 +92,7 @@ def test_the_run_spends_its_whole_budget_despite_every_fault(long_run: Finished)
 
 
 def test_every_kind_of_question_had_faults_and_every_fault_occurred(long_run: Finished) -> None:
-    # Which model gets which question depends on the order of the answers, so one rare operator may be missing.
+    # The order of the answers determines which model gets which question, so one rare operator may be missing.
     assert len({proposal.operator for proposal in long_run.proposals}) >= 5
     met = sum((script.faults for script in long_run.scripts), Counter[tuple[str, str]]())
     asked = Counter(kind for kind, _ in met.elements())
@@ -161,7 +161,7 @@ def test_a_refused_temperature_is_sent_only_until_it_is_refused(long_run: Finish
     assert not any(with_temperature[8:])
 
 
-def test_every_exchange_is_kept_verbatim(long_run: Finished) -> None:
+def test_every_exchange_is_archived_unchanged(long_run: Finished) -> None:
     asked = {one.proposal_id: one.question for one in long_run.store.find(AskedQuestion)}
     assert set(asked) == {proposal.id for proposal in long_run.proposals}
     sent = {

@@ -37,7 +37,7 @@ def verdicts(archive: Path) -> list[str]:
 @pytest.mark.exhaustive
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes through /proc")
 def test_twenty_kills_lose_nothing_and_count_nothing_twice(tmp_path: Path) -> None:
-    """Two archives are worked on at once, because a run mostly waits to be killed."""
+    """Runs on two archives at the same time, because a run mostly waits to be killed."""
     folders = [tmp_path / name for name in ("first", "second")]
     with ThreadPoolExecutor() as pool:
         kept = list(pool.map(killed_again_and_again, folders))
@@ -53,7 +53,7 @@ def test_twenty_kills_lose_nothing_and_count_nothing_twice(tmp_path: Path) -> No
 
 
 def killed_again_and_again(folder: Path) -> list[str]:
-    """Kill runs on one archive again and again, and every second time one of their processes first.
+    """Kill runs on one archive repeatedly, every second time after one of their processes.
 
     Return the kernels that are judged at the end.
     """

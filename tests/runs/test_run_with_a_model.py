@@ -83,7 +83,7 @@ def test_harmful_kernels_get_the_right_outcomes(finished: tuple[SqliteStore, int
     assert [found[kernel.id] for kernel in HARMFUL] == [Outcome.WRONG] * 4 + [Outcome.CRASHED]
 
 
-def test_every_reply_is_kept_with_its_tokens(finished: tuple[SqliteStore, int, str, ScriptedEndpoint]) -> None:
+def test_every_reply_is_archived_with_its_tokens(finished: tuple[SqliteStore, int, str, ScriptedEndpoint]) -> None:
     replies = [p for p in finished[0].find(Proposal) if p.reply]
     assert replies
     assert all(proposal.cost.completion_tokens == 10 for proposal in replies)

@@ -62,7 +62,7 @@ def test_a_run_takes_over_the_kernels_that_a_killed_run_had_claimed(archive: Pat
     deadline, held = time.monotonic() + 120, list[str]()
     while not held and time.monotonic() < deadline:
         held = [kernel_id for kernel_id, pid in claimed(archive) if pid == killed.pid]
-        if held:  # it may have been judged since
+        if held:  # the kernel may have been judged in the meantime
             killed.send_signal(signal.SIGSTOP)
             held = [kernel_id for kernel_id, pid in claimed(archive) if pid == killed.pid]
             killed.send_signal(signal.SIGCONT if not held else signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Two `evolve work` processes on one folder: each kernel is judged once, also if one of them is killed."""
+"""Two `evolve work` processes on one folder: each kernel is judged once, even if one of the processes is killed."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ WORK = ("work", "folder", TWICE, "--device", "emulated")
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Return a place with `folder`, which holds an archive of kernels."""
+    """Return a directory with `folder`, which contains an archive of kernels."""
     (tmp_path / "folder").mkdir()
     for number in range(KERNELS):
         (tmp_path / f"{number}.cu").write_text(bad_kernels.twice_kernel(note=f"number {number}").text)
@@ -51,8 +51,8 @@ def test_two_workers_share_the_kernels_of_a_folder(place: Path) -> None:
     outputs = [worker.communicate(timeout=300)[0] for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], outputs
     claims = [path.read_text() for path in (place / "folder" / "claims").iterdir()]
-    assert len(claims) == KERNELS  # none was claimed twice
-    assert len(set(claims)) == 2  # both have worked
+    assert len(claims) == KERNELS  # no kernel was claimed twice
+    assert len(set(claims)) == 2  # both processes have judged kernels
     check_all_judged_once(place)
 
 

@@ -1,6 +1,6 @@
 """Duplicates: kernels that differ only in wording have the same likeness.
 
-Kernels that compute something else never have.
+Kernels that compute something else never do.
 """
 
 import time

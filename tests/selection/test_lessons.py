@@ -55,7 +55,7 @@ def lessons(
 
 @dataclass
 class Told:
-    """Records of an archive that is filled one by one, each a moment after the one before."""
+    """Records that are added to an archive one by one, each a moment after the one before."""
 
     kernels: dict[str, Kernel] = field(default_factory=dict)
     proposals: list[Proposal] = field(default_factory=list)

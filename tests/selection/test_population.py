@@ -36,7 +36,7 @@ def test_a_rival_that_is_faster_by_more_than_the_intervals_takes_over() -> None:
     assert champion_of(confirmed("held", w=10.0), passed("rival", w=8.1)) == "rival"
 
 
-def test_the_faster_of_two_confirmed_kernels_is_champion_however_close() -> None:
+def test_the_faster_of_two_confirmed_kernels_is_champion_even_if_they_are_close() -> None:
     assert champion_of(confirmed("held", w=10.0), confirmed("rival", w=9.99)) == "rival"
 
 

@@ -88,7 +88,8 @@ def test_a_champion_that_another_archive_confirmed_is_confirmed_here_once(store:
     other.append(proposal(), of_twice(confirmed(FIRST.id, created=2.0, w=1.0)))
     merge(store, other)
     assert [kernel.id for kernel in view(store).unconfirmed()] == [FIRST.id]
-    store.append(of_twice(confirmed(FIRST.id, created=1.0, w=1.0)))  # this machine's clock is behind the other's
+    # the clock of this machine is behind that of the other one
+    store.append(of_twice(confirmed(FIRST.id, created=1.0, w=1.0)))
     assert view(store).unconfirmed() == []
 
 
@@ -103,7 +104,7 @@ def test_a_kernel_hardly_faster_than_a_confirmed_champion_is_not_confirmed(store
     assert view(store).unconfirmed() == []
 
 
-def test_a_champion_that_failed_its_confirmation_makes_way_for_the_next(store: SqliteStore) -> None:
+def test_a_champion_that_failed_its_confirmation_is_replaced_by_the_next(store: SqliteStore) -> None:
     store.append(proposal(), proposal(SECOND), of_twice(passed(FIRST.id, w=1.0)), of_twice(passed(SECOND.id, w=2.0)))
     store.append(of_twice(failed(FIRST.id, created=2.0)))
     assert [kernel.id for kernel in view(store).unconfirmed()] == [SECOND.id]
@@ -165,13 +166,13 @@ def two_runs(store: SqliteStore) -> None:
     store.append(of_twice(passed(FIRST.id, w=1.0)), of_twice(passed(SECOND.id, w=2.0)))
 
 
-def test_a_fresh_run_sees_only_its_own_proposals(store: SqliteStore) -> None:
+def test_a_fresh_run_considers_only_its_own_proposals(store: SqliteStore) -> None:
     two_runs(store)
     asked = request(store, 4, seed=1, scope=Scope("two", fresh=True))
     assert {candidate.kernel_id for candidate in (*asked.population, *asked.parents, *asked.tried)} == {SECOND.id}
 
 
-def test_the_control_arm_sees_only_its_remaining_budget(store: SqliteStore) -> None:
+def test_the_control_arm_gets_only_its_remaining_budget(store: SqliteStore) -> None:
     two_runs(store)
     asked = request(store, 4, seed=1, scope=Scope("two", BEST_OF_N), left=Left(tokens=7))
     assert (asked.population, asked.parents, asked.failures, asked.tried, asked.lessons) == ((), (), (), (), ())
@@ -198,7 +199,7 @@ def test_tried_kernels_are_known_without_their_texts_which_a_request_can_read(st
     assert asked.kernels([tuned.id]) == {tuned.id: tuned}
 
 
-def test_a_candidate_carries_the_latest_profile_of_each_workload_on_its_device(store: SqliteStore) -> None:
+def test_a_candidate_has_the_latest_profile_of_each_workload_on_its_device(store: SqliteStore) -> None:
     def profile(workload: str, value: float, device: str = CPU.key) -> Profile:
         return Profile(FIRST.id, "twice", device, workload, (("registers", value),), created=value)
 
@@ -261,7 +262,7 @@ def test_a_duplicate_has_the_times_of_the_kernel_that_it_repeats_or_is_left_out(
     }
 
 
-def test_a_view_sees_records_that_other_processes_add_later(store: SqliteStore) -> None:
+def test_a_view_includes_records_that_other_processes_add_later(store: SqliteStore) -> None:
     seen = view(store)
     assert (seen.pending(), seen.champions()) == ([], ())
     open_archive(store.path).append(proposal(), proposal(SECOND), of_twice(passed(FIRST.id, w=2.0)))

@@ -20,7 +20,10 @@ EVERY_DEVICE = [
 
 @cache
 def made(kind: str) -> Device:
-    """Return the device of this kind, shared by all tests. The emulated one does not use NVRTC: it has other tests."""
+    """Return the device of this kind, shared by all tests.
+
+    The emulated device does not use NVRTC here; other tests cover that.
+    """
     return EmulatedDevice() if kind == "emulated" else make(kind)
 
 

@@ -9,7 +9,7 @@ Test = Callable[..., None]
 
 
 def each(cases: Mapping[str, Any], *, quick: Collection[str] | None = None) -> Callable[[Test], Test]:
-    """Turn a test of one case into one test of all named cases; a case that is a tuple holds several arguments.
+    """Turn a test of one case into one test of all named cases; a case that is a tuple contains several arguments.
 
     With `quick`, the quick run takes only the cases with these names, and the exhaustive run takes all others.
     """

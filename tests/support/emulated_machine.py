@@ -28,7 +28,7 @@ from reference_ops.op import Number, Op, Workload
 
 DEVICE = EmulatedDevice()
 MAPS = Path("/proc/self/maps")
-MOST_MAPS = 40_000  # of 65,530 that Linux allows a process; a cooperative kernel's stacks are more than a thousand
+MOST_MAPS = 40_000  # Linux allows a process 65,530 mappings; a cooperative kernel's stacks need over a thousand
 COMPILED: list[EmulatedProgram] = []  # a library stays loaded while a program uses it, so no kernel is compiled twice
 
 
@@ -41,13 +41,13 @@ class Emulated:
     slots: tuple[Slot, ...]
     launched: list[str]
     planned_launches: list[str]
-    instead: Op | None = None  # its reference runs in place of the kernel
+    instead: Op | None = None  # an op whose reference runs in place of the kernel
 
     def launch(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
         if self.instead is not None:
             assert all(x.is_contiguous() and not x.data_ptr() % ALIGNMENT for x in inputs)
             self.launched.append(self.bound.kernel.id)
-            with torch.autocast("cpu", enabled=False):  # it changes no kernel's dtypes either
+            with torch.autocast("cpu", enabled=False):  # autocast does not change a kernel's dtypes either
                 found = by_pytorch(self.instead, inputs, parameters)
             assert [tuple(x.shape) for x in found] == [one.shape for one in self.buffers.outputs]
             return tuple(out.clone(memory_format=torch.contiguous_format) for out in found)
@@ -96,7 +96,7 @@ def _placed(out: torch.Tensor, wanted: Written) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class EmulatedMachine:
-    """The CPU under the name of a GPU. `launched` lists the kernels that ran.
+    """The CPU presented as a GPU. `launched` lists the kernels that ran.
 
     With `by_reference`, PyTorch runs in place of each kernel, which takes a thousandth of the time.
     """
@@ -104,8 +104,8 @@ class EmulatedMachine:
     device_type: str = "cpu"
     by_reference: bool = False
     launched: list[str] = field(default_factory=list)
-    prepared: list[str] = field(default_factory=list)  # one for each workload
-    planned_launches: list[str] = field(default_factory=list)  # those of calls that were known by their key
+    prepared: list[str] = field(default_factory=list)  # one kernel for each workload
+    planned_launches: list[str] = field(default_factory=list)  # launches of calls that were recognised by their key
     # A made-up time of the host: calls of the emulated device are not launches.
     host_us: Callable[[Callable[[], object]], float] = field(default=lambda _: 5.0)
     device_us: Callable[[Callable[[], object], torch.device], float] = field(default=lambda *_: 5.0)

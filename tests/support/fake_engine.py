@@ -35,12 +35,12 @@ class FakeEngine:
 
     judge: Callable[[Job], Evaluation] = verdict
     info: DeviceInfo = CPU
-    counters: tuple[tuple[str, float], ...] | None = None  # None if it has no profiler
+    counters: tuple[tuple[str, float], ...] | None = None  # None if the engine has no profiler
     unprofiled: str = ""
     times: Callable[[TimingRequest], TimingResult] = refuse
-    stop_after: int | None = None  # after this many evaluations it raises KeyboardInterrupt, as in a killed run
+    stop_after: int | None = None  # number of evaluations after which the engine raises KeyboardInterrupt
     jobs: list[Job] = field(default_factory=list)
-    profiled: list[tuple[str, str, str]] = field(default_factory=list)  # kernel's id, op, workload
+    profiled: list[tuple[str, str, str]] = field(default_factory=list)  # the kernel's id, its op and the workload
     timed: list[TimingRequest] = field(default_factory=list)
     closed: bool = False
 
@@ -54,7 +54,7 @@ class FakeEngine:
 
     def evaluate(self, jobs: Iterable[Job | None]) -> Iterator[Evaluation]:
         for job in jobs:
-            if job is None:  # there is none now
+            if job is None:  # no job is available now
                 continue
             if self.stop_after is not None and len(self.evaluated) >= self.stop_after:
                 raise KeyboardInterrupt

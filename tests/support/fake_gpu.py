@@ -1,4 +1,4 @@
-"""A fake GPU: a device folder for this process and all that it starts, whose kernels are PyTorch functions."""
+"""A fake GPU: a device folder for this process and all processes that it starts. Its kernels are PyTorch functions."""
 
 import os
 import sys
@@ -77,7 +77,7 @@ FOUND_BY_WORKERS = "import evolve.devices\n\nevolve.devices.__path__.append({fol
 
 @contextmanager
 def fake_gpus(folder: Path, more: str = "") -> Iterator[None]:
-    """Add the fake GPU to the devices of this process and of every process that it starts; `more` ends its code."""
+    """Add the fake GPU to the devices of this process and of its children; `more` is appended to its code."""
     (folder / "fakegpu").mkdir()
     (folder / "fakegpu" / "__init__.py").write_text(FAKE_GPU + more)
     (folder / "sitecustomize.py").write_text(FOUND_BY_WORKERS.format(folder=str(folder)))

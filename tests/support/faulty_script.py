@@ -1,4 +1,4 @@
-"""Script of a faulty server: produces every fault in turn for each kind of prompt, and records its responses."""
+"""Script of a faulty server that produces every fault in turn for each kind of prompt and records its responses."""
 
 import itertools
 import json
@@ -41,7 +41,7 @@ class Script:
     stalls: bool = True
     usages: dict[int, Usage] = field(default_factory=dict)  # usages that were sent, by the number of prompt tokens
     uncounted: list[str] = field(default_factory=list)  # texts of answers without a count of tokens
-    faults: Counter[tuple[str, str]] = field(default_factory=Counter)  # by kind of prompt and name of the fault
+    faults: Counter[tuple[str, str]] = field(default_factory=Counter)  # counts by kind of prompt and name of the fault
     _turns: dict[str, Iterator[tuple[str, Callable[[], Step]]]] = field(default_factory=dict)
 
     def step(self, recorded: Recorded) -> Step:

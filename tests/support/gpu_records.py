@@ -80,7 +80,7 @@ def exported(folder: Path, *names: str, package: str = "primitives", device: Dev
 
 
 def imported(folder: Path, package: str) -> ModuleType:
-    """Import an exported package. Each test needs a package name of its own."""
+    """Import an exported package. Each test needs a unique package name."""
     sys.path.insert(0, str(folder))
     try:
         importlib.invalidate_caches()

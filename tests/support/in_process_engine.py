@@ -1,4 +1,4 @@
-"""A minimal engine that evaluates in the calling process: a kernel that crashes or hangs takes the process with it."""
+"""A minimal engine that evaluates in the calling process: a kernel that crashes or hangs ends or blocks the process."""
 
 import secrets
 from collections.abc import Iterable, Iterator

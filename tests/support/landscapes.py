@@ -27,7 +27,7 @@ from reference_ops import catalog
 from reference_ops.op import Op, Workload
 
 Setting = tuple[int, ...]
-BASELINE, WIDTH = 2.0, 0.01  # PyTorch's time over the optimum; half the interval over the median
+BASELINE, WIDTH = 2.0, 0.01  # ratio of PyTorch's time to the optimum; ratio of half the interval to the median
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A rough model of a GPU that computes made-up times: nothing here was ever measured.
+"""A simple model of a GPU that computes made-up times; none of them was measured.
 
 It models occupancy cliffs, waves of blocks, bytes in flight, register spills, variation between compilations and timer
 noise.
@@ -20,7 +20,7 @@ from evolve.op_on_device import point
 from reference_ops.op import Op, Workload, tensors, workloads
 
 GPU = DeviceInfo("cuda", "Synthetic GPU", "sm_90a", sms=132, shared_bytes=232448)
-COPY_BYTES_US, FLOPS_US, NEED_BYTES = 4.2e6, 5.0e7, 24_000  # the last: bytes in flight on an SM at half the full rate
+COPY_BYTES_US, FLOPS_US, NEED_BYTES = 4.2e6, 5.0e7, 24_000  # NEED_BYTES: bytes in flight on an SM at half the full rate
 LAUNCH_US, BLOCK_US = 1.5, 0.35
 
 Knobs = Mapping[str, int]
@@ -37,7 +37,7 @@ class Cost:
     flight: float  # bytes that each thread has in flight
     registers: float = 32
     shared: int = 0
-    factor: float = 1.0  # for bank conflicts, contention and so on
+    factor: float = 1.0  # multiplies the time, for bank conflicts, contention and so on
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def time_us(cost: Cost) -> float | None:
         return None
     resident = fit * GPU.sms
     waves = math.ceil(cost.blocks / resident)
-    filled = cost.blocks / (waves * resident)  # the last wave is rarely full
+    filled = cost.blocks / (waves * resident)  # the last wave of blocks is rarely full
     flight = fit * cost.threads * cost.flight * min(1.0, cost.blocks / resident)
     rate = flight / (flight + NEED_BYTES) * 1.05
     moved = cost.moved + spilled * 8 * cost.threads * cost.blocks

@@ -1,4 +1,4 @@
-"""Ray clusters on this machine, for tests. Each node has one CPU and holds one actor; the driver's node has none."""
+"""Ray clusters on this machine, for tests. Each node has one CPU and runs one actor; the driver's node has no actor."""
 
 import os
 import random
@@ -28,9 +28,9 @@ class LocalCluster:
         from ray.cluster_utils import Cluster
 
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        self._handler = signal.getsignal(signal.SIGTERM)  # each of Ray's nodes installs its own
+        self._handler = signal.getsignal(signal.SIGTERM)  # each of Ray's nodes installs its own signal handler
         self._resources = resources
-        # A node that is only slow, because the machine has more to do, must not be taken for a lost one.
+        # A node that is only slow, because the machine is busy, must not be mistaken for a lost one.
         patient = {"health_check_timeout_ms": 60_000}
         head = {"num_cpus": 0, "include_dashboard": False, "_system_config": patient}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)

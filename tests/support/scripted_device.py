@@ -17,8 +17,9 @@ from reference_ops import catalog
 from reference_ops.op import workloads
 
 OP = catalog.load(str(Path(__file__).parents[1] / "samples" / "twice.py"))
-WORKLOAD = OP.gpu[0]  # 2**20 float32: 4.19 MB in, 4.19 MB out
-SMALL_OP = replace(OP, gpu=workloads("float32 bfloat16", {"n": 1 << 12}))  # where the size makes no difference
+WORKLOAD = OP.gpu[0]  # 2**20 float32 numbers: 4.19 MB read and 4.19 MB written
+# for tests in which the size makes no difference
+SMALL_OP = replace(OP, gpu=workloads("float32 bfloat16", {"n": 1 << 12}))
 INFO = DeviceInfo("cuda", "Scripted", "sm_90a", 1, 1024, copy_gb_s=1000.0, tflops=(("float32", 1.0),))
 Work = Callable[[Mapping[str, torch.Tensor]], None]
 

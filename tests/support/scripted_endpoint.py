@@ -73,7 +73,7 @@ class Recorded:
     """A request that has arrived."""
 
     body: Body
-    headers: dict[str, str]  # with lower-case names
+    headers: dict[str, str]  # header names are in lower case
 
     @property
     def authorization(self) -> str:

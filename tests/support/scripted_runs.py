@@ -55,7 +55,7 @@ class PricedModel:
     """Model that writes kernels 1, 2, 3 and so on for each op, or prose. All replies cost the same."""
 
     prose: bool = False
-    most: int = 10**9  # kernels of each op; after these it proposes none
+    most: int = 10**9  # number of kernels of each op, after which the model proposes none
     name: str = "a model"
     written: dict[str, int] = field(default_factory=dict)
 

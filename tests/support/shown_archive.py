@@ -1,4 +1,4 @@
-"""An archive in which every page has something to show, and whose texts try to break out of the page."""
+"""An archive with content for every page, whose texts try to inject HTML into the page."""
 
 import random
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ SMALL = {"softmax": ("rows=64 cols=256 float32",), "gelu": ("n=4096 float32",)}
 FLOOR_US, EAGER_US, COMPILE_US = 30.0, 110.0, 80.0
 RUNS = {"softmax": ("4a7d1ed414474e40", "c3fcd3d76192e400"), "gelu": ("8277e0910d750195",)}
 MODELS = ("gpt-5", "qwen3-coder")
-START = 1_763_900_000.0  # November 2025
+START = 1_763_900_000.0  # a time in November 2025
 
 
 def fill(path: Path, kernels: int = 24) -> SqliteStore:

@@ -106,7 +106,7 @@ def _select(k: Knobs, w: Workload) -> Cost:
 def _scan(k: Knobs, w: Workload) -> Cost:
     rows, cols, item = _size(w)
     threads, items, way = k["THREADS"], k["ITEMS"], k["WAY"]
-    passes = {0: 3.0, 1: 2.05, 2: 2.0, 3: 2.4}[way]  # 0 to 3: three passes, look-back, look-back by warps, raking
+    passes = {0: 3.0, 1: 2.05, 2: 2.0, 3: 2.4}[way]  # 0: three passes; 1: look-back; 2: look-back by warps; 3: raking
     waiting = 1 + {0: 0.0, 1: 0.3 * 256 / threads / items**0.5, 2: 0.15 * 256 / threads, 3: 0.1}[way]
     conflicts = 1.35 if way == 3 and items % 2 == 0 and not k["PAD"] else 1.02 if k["PAD"] else 1.0
     return Cost(k["grid"], threads, rows * cols * item * passes, rows * cols * 14 * waiting, items * item,

@@ -1,4 +1,4 @@
-"""Root mean square norms as models write them out."""
+"""Root mean square norms as models define them."""
 
 import torch
 from torch import Tensor, nn

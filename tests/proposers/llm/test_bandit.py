@@ -36,7 +36,7 @@ def share(chosen: Iterable[Arm], is_meant: Callable[[Arm], bool]) -> float:
 
 
 def shares(judge: Judge, is_meant: Callable[[Arm], bool], arms: tuple[Arm, ...] = ARMS) -> tuple[float, float]:
-    """Return the share of choices for which `is_meant` holds, in each half of a run, averaged over many runs."""
+    """Return the share of choices for which `is_meant` is true, in each half of a run, averaged over many runs."""
     half = GENERATIONS * WANTED // 2
     runs = [played(judge, seed, arms) for seed in range(SEEDS)]
     return (

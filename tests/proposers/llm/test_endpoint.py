@@ -307,5 +307,5 @@ def test_a_wait_is_reported_with_its_reason_until_it_is_over() -> None:
     assert [bool(text) for text in said] == [False, True, False, True, False]
     assert "scripted-1 again in 7 s: the request failed with status 429" in said[1]
     assert "slow down" in said[1]
-    assert "429" not in said[1].partition("status 429")[2]  # openai's client repeats the status
+    assert "429" not in said[1].partition("status 429")[2]  # openai's client repeats the status, which is removed
     assert "broken" in said[3]

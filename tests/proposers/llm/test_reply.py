@@ -34,7 +34,7 @@ def test_the_kernel_is_found_in_every_form_of_reply(reply: str) -> None:
     assert kernel_in(reply).strip() == KERNEL_TEXT.strip()
 
 
-def test_the_last_complete_one_of_several_kernels_is_taken() -> None:
+def test_the_last_complete_one_of_several_kernels_is_used() -> None:
     assert kernel_in(fenced(SLOW_TEXT) + fenced(KERNEL_TEXT) + fenced("/*---\nop = 1\n")) == KERNEL_TEXT
 
 

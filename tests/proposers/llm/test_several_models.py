@@ -74,7 +74,7 @@ def test_replies_are_yielded_before_the_error_that_every_model_is_unusable() -> 
             found.append(proposal)  # noqa: PERF402 - what came before the error counts
 
     with ScriptedEndpoint([GOOD, GOOD], otherwise=status(401)) as endpoint:
-        # One request at a time: a good answer that arrived after a refusal would make the model usable again.
+        # One request at a time, because a good answer after a refusal would make the model usable again.
         model = Model(MODEL, endpoint.base_url, "THE_KEY", concurrency=1)
         with pytest.raises(UserError):
             collect(LlmProposer((model,), Endpoints({"THE_KEY": KEY}, 0)))
@@ -163,7 +163,7 @@ def test_a_model_that_answers_only_in_prose_ends_the_run_with_the_reason() -> No
 CUT_OFF = answer("/*--- half a kernel", finish_reason="length")
 
 
-def test_replies_that_are_cut_off_in_a_row_end_the_run_early_with_a_hint() -> None:
+def test_consecutive_truncated_replies_end_the_run_early_with_a_hint() -> None:
     with ScriptedEndpoint(otherwise=CUT_OFF) as endpoint:
         asked = proposer(endpoint)
         with pytest.raises(UserError, match=r"finished none of its last [4-7] replies.*cut off") as stopped:
@@ -179,7 +179,7 @@ def test_occasional_truncated_replies_do_not_end_the_run() -> None:
     assert sum(bool(proposal.kernel) for proposal in found) == 3
 
 
-def test_other_failures_between_replies_that_are_cut_off_do_not_end_a_run_early() -> None:
+def test_other_failures_between_truncated_replies_do_not_end_a_run_early() -> None:
     steps = [*[CUT_OFF, answer("Use warps."), status(400, "no")] * 4, GOOD]
     with ScriptedEndpoint(steps) as endpoint:
         found = list(proposer(endpoint).propose(replace(request(len(steps)), left=Left(tokens=10**6))))
@@ -223,7 +223,8 @@ def test_a_model_that_never_answers_ends_the_run() -> None:
             list(asked.propose(replace(request(4), left=Left(tokens=10**6))))
 
     letters = itertools.cycle("abcdefgh")
-    failures = [status(400, next(letters)) for _ in range(60)]  # they differ, so that it takes longer to give up
+    # different failures, which end a run later than equal ones
+    failures = [status(400, next(letters)) for _ in range(60)]
     with ScriptedEndpoint([*failures[:20], GOOD, *failures[20:]]) as endpoint:
         with pytest.raises(UserError, match="answered none of the last"):
             ask_on(proposer(endpoint))

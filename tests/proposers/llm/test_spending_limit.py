@@ -78,12 +78,12 @@ def test_the_price_is_learned_where_only_the_server_reports_it() -> None:
     spending = SpendingLimit(Left(usd=0.1))
     told = replace(BOUNDED, model=replace(BOUNDED.model, usd_per_million=None))
     assert admitted(spending, told) == 1
-    spending.pay(told, Cost(500, 500, usd=0.001))  # a millionth of a dollar per token on average
+    spending.pay(told, Cost(500, 500, usd=0.001))  # this is a millionth of a dollar per token
     assert admitted(spending, told) == int((0.1 - 0.001) / (1e-6 * (PROMPT + DEARER * 1_000)))
 
 
 @each({str(case): case for case in [(PROMPT + LEAST_USEFUL, 1), (PROMPT + LEAST_USEFUL - 1, 0)]})
-def test_no_prompt_is_sent_that_leaves_no_room_for_a_useful_reply(tokens: int, count: int) -> None:
+def test_no_prompt_is_sent_that_leaves_too_few_tokens_for_a_useful_reply(tokens: int, count: int) -> None:
     assert admitted(SpendingLimit(Left(tokens=tokens)), OPEN) == count
 
 

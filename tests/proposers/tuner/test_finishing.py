@@ -56,7 +56,7 @@ def test_a_new_kernel_is_tuned_before_the_model_is_asked_again() -> None:
     assert {p.kernel.family for p in proposals if p.kernel} == {written("new").family}
 
 
-def test_a_family_gets_at_most_its_share_of_settings() -> None:
+def test_at_most_a_share_of_the_settings_of_a_family_is_tried() -> None:
     model, kernel = Model(), written("new")
     finishing, tried = FinishingProposer(model, OfflineProposer()), [timed(kernel, 50.0)]
     while not model.asked:

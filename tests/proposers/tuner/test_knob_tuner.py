@@ -1,4 +1,4 @@
-"""Offline proposer: which settings it proposes, given kernels with their times."""
+"""Offline proposer: the settings that it proposes, given kernels with their times."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -139,7 +139,7 @@ def test_tuning_moves_towards_faster_settings() -> None:
     children = list(OfflineProposer().propose(after(*times)))
     assert {child.operator for child in children} == {"tune"}
     settings = [child.kernel.plan.settings for child in children if child.kernel]
-    assert min(own["THREADS"] / own["UNROLL"] for own in settings) >= 128  # the best seen has 256
+    assert min(own["THREADS"] / own["UNROLL"] for own in settings) >= 128  # the best kernel so far has a ratio of 256
 
 
 def test_settings_are_proposed_for_each_of_two_workloads_with_opposite_optima() -> None:

@@ -12,7 +12,7 @@ from landscapes import Landscape, read, searched, shuffled
 FILES = sorted((Path(__file__).parents[2] / "data" / "landscapes").glob("*.jsonl"))
 SEEDS, NEAR = 50, 1.05
 FEWER_SEEDS = 10
-SOON = 4  # evaluations; whether a search this short is enough depends on luck
+SOON = 4  # number of evaluations; shorter searches succeed only by luck
 each = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 
 
