@@ -229,7 +229,7 @@ def test_show_says_which_of_several_kernels_in_a_reply_was_used(archive: Path, c
     store.append(replace(proposal(kernel(8)), reply=both))
     store.close()
     output = evolve(capsys, "show", kernel(8).id)[1].replace("\n", " ")
-    assert "the reply has 2 kernels; the last complete one was taken" in output
+    assert "the reply has 2 kernels; the last complete kernel was used" in output
 
 
 def test_show_prints_the_log_of_a_failure(archive: Path, capsys: Capture) -> None:

@@ -91,7 +91,7 @@ def test_an_op_without_a_file_of_kernels_is_an_error(archive: Path, capsys: Capt
         ("[1, 2]", "line 2: a reply is a JSON object"),
         (
             json.dumps({"custom_id": "mine", "response": {"status_code": 200, "body": SAID}}),
-            "line 2: neither its custom",
+            "line 2: no op is named",
         ),
     ],
 )

@@ -38,7 +38,7 @@ def test_designs_are_requested_once_and_each_is_written_more_than_once() -> None
     with ScriptedEndpoint([answer(NAMED), *drafts]) as endpoint:
         found = list(proposer(endpoint).propose(untried()))
     first, *others = [recorded.body["messages"] for recorded in endpoint.requests]
-    assert "name 2 really different designs" in first[-1]["content"]
+    assert "name 2 clearly different designs" in first[-1]["content"]
     assert "```cuda" not in first[-1]["content"].partition("# Your task")[2]
     asked = [messages[-1]["content"].partition("\n")[0] for messages in others]
     assert sorted(asked) == sorted([f"Write a kernel by design 1: {ONE}", f"Write a kernel by design 2: {TWO}"] * 2)
