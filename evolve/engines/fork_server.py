@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 # Modules that all workers need, and modules that PyTorch and NumPy import only on first use.
 PRELOADED = ("evolve.engines.worker", "numpy.random", "numpy.ma")
-TORCH_COMPILER = "torch._dynamo"  # takes seconds to import, so the first workers do not wait for it
-TRACING = "sympy"  # PyTorch imports it to trace a task. Compilers share it; the evaluators do not wait for it.
+TORCH_COMPILER = "torch._dynamo"  # imported after the first workers have started, because that takes seconds
+TRACING = "sympy"  # imported by PyTorch to trace a task; compilers share the import, and evaluators do not wait for it
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 TICK_SECONDS = 1.0
 REQUEST_BYTES, CHANNELS_AT_ONCE = 2**16, 64
