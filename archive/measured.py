@@ -226,7 +226,7 @@ def _rounded_confirmation(confirmed: Confirmed | None) -> Confirmed | None:
 
 
 def _rounded_duel(duel: Duel) -> Duel:
-    """Round a duel: its lower bound and its noise to the kernel's disadvantage, so that rounding makes no win."""
+    """Round a duel: its lower bound and its noise to the kernel's disadvantage, so that a loss never becomes a win."""
     down, up = _to(math.floor), _to(math.ceil)
     low = down(duel.low)
     return replace(duel, speedup=max(low, _to(round)(duel.speedup)), low=low, high=up(duel.high), noise=up(duel.noise))

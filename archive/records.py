@@ -188,7 +188,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Envelope:
-    """The largest sizes, parameters and tensors at which a kernel was judged right, each for itself."""
+    """The largest sizes, parameters and tensors at which a kernel passed, each maximum taken separately."""
 
     largest: tuple[tuple[str, int | float], ...]
     elements: int

@@ -18,7 +18,7 @@ NEARBY = 2  # large shapes are up to this many times smaller or larger than a de
 RANK_OF_IMAGES = 3  # tensors of more dims are images or volumes
 SHRINKS = 12  # number of times that a size is halved until it fits
 STRETCH = (1.1, 1.5)  # range of a stretched size, relative to the greatest listed size
-STRETCH_OF_IMAGES = (1.25, 1.5)  # the same for each dim of an image, so that 224 x 224 becomes more than 2**16 elements
+STRETCH_OF_IMAGES = (1.25, 1.5)  # range for each dim of an image, so that 224 x 224 becomes more than 2**16 elements
 LESS = 0.95  # value of a multiple relative to a prime of almost the same size, which shows errors in tails, too
 # ratio of a size to the power of two below it, so that the prime below the size is beyond the power, too
 PAST_POWER = 1.02
@@ -26,7 +26,7 @@ PAST_POWER = 1.02
 RANK_OF_VOLUMES, EDGE_OF_VOLUMES = 4, 43
 EDGE_OF_PLANES, INDEX_DTYPE = 256, "int64"
 PAST_16_BITS = (66_000, 72_000)  # range of the size of a dim beyond 16 bits
-PAST_8_BITS = (263, 300)  # the same for 8 bits; the prime below the size is beyond 8 bits, too
+PAST_8_BITS = (263, 300)  # range of the size of a dim beyond 8 bits; the prime below the size is beyond 8 bits, too
 LONG, MANY = 1000, 48  # a dim with a listed size as long as this may be longer in use
 MOST_TAPS = 16  # greatest listed size of a filter; a dim of which larger sizes are listed is not a filter
 # largest factor by which a floating-point parameter, or the distance of a decay from 1, is multiplied or divided

@@ -107,7 +107,7 @@ def _print_report(report: "ExportReport", output: Console, form: str) -> None:
     without = [exported.name for exported in report.ops if not exported.kernels]
     if len(without) > CALLS_SHOWN:
         shown = f"{', '.join(without[:CALLS_SHOWN])} and {len(without) - CALLS_SHOWN} more"
-        output.print(f"\nno kernel has won on a GPU yet, so that PyTorch runs: {shown}")
+        output.print(f"\nno kernel has won on a GPU yet, so PyTorch runs: {shown}")
     for exported in report.ops:
         if not exported.kernels:
             if len(without) <= CALLS_SHOWN:

@@ -206,7 +206,7 @@ def _misfit(op: "Op", kind: str) -> str:
 def _blind_spot(op: "Op", kind: str, gets_kernels: "Callable[[Op], bool]") -> str:
     """Describe a wrong result that passes the check at a small workload or, on a GPU, at the first full-size one.
 
-    The check at full size is the one that counts, but takes seconds. It is skipped if the run has no kernels to judge.
+    The check at full size is decisive, but takes seconds. It is skipped if the run has no kernels to judge.
     """
     import torch
 

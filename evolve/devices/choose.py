@@ -52,9 +52,9 @@ class Policy:
     phase_seconds: Mapping[str, float] = field(default_factory=lambda: PHASE_SECONDS)  # deadlines of phases
     held_out_bytes: int = 2**18  # size of the largest shape that is drawn to check a kernel
     stretched_bytes: int = 2**21  # size of the largest "stretched" shape: one dim exceeds those that the op lists
-    stretched_flops: int = 2**21  # most arithmetic of a stretched shape
-    stretched_steps: int | None = None  # most rows of a stretched shape times threads of a block; None: no limit
-    # most threads of a held-out shape, unless a declared workload has more; None: no limit
+    stretched_flops: int = 2**21  # largest number of operations of a stretched shape
+    stretched_steps: int | None = None  # limit on a stretched shape's rows times threads of a block, if any
+    # largest number of threads of a held-out shape, unless a declared workload has more; None: no limit
     held_out_threads: int | None = None
     # number of shapes with small or equal dims in an evaluation without a confirmation; None: all, as in a confirmation
     edge_shapes: int | None = None

@@ -44,7 +44,7 @@ class Engine(Protocol):
 
     @property
     def unprofiled(self) -> str:
-        """Reason why the last `profile` returned None; empty if it did not."""
+        """Reason why the last `profile` returned None; empty if it returned counters."""
 
     def close(self) -> None:
         """Stop everything that runs. A caller may call this at any time and more than once."""

@@ -17,7 +17,7 @@ from evolve.errors import UserError
 from evolve.evaluation.baseline_times import completed
 from evolve.evaluation.requests import PreparationRequest, TimingRequest, TimingResult
 
-ATTEMPTS = 2  # to time the baselines at one workload
+ATTEMPTS = 2  # number of attempts to time the baselines at one workload
 
 
 @dataclass(frozen=True)

@@ -295,7 +295,7 @@ class LocalEngine:
     def _end_side_job(
         self, side_job: SideJob, answer: Answer | Prepared | None, fault: str = ""
     ) -> Iterator[Evaluation]:
-        """Note a side job's answer, or the fault that ended its worker, and yield the verdicts that waited for it."""
+        """Record a side job's answer, or the fault that ended its worker, and yield the verdicts that waited for it."""
         if isinstance(side_job.request, PreparationRequest):
             self._lacking.end_compilation(side_job.request)
         elif side_job.place:

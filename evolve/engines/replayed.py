@@ -16,7 +16,7 @@ from evolve.engines.engine import Engine, Job
 
 @dataclass(frozen=True)
 class SeenStore:
-    """A store whose readers see the records that the recorded run saw.
+    """A store from which readers get only the records that the recorded run had.
 
     Appended records are also added to the whole archive.
     """

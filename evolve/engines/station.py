@@ -1,6 +1,6 @@
 """Station: an engine that is used from another machine. It runs in an actor and does not depend on the cluster.
 
-Kernels and the files of a user's ops arrive as text, and verdicts leave as lines of JSON.
+Kernels and the files of a user's ops are received as text, and verdicts are sent as lines of JSON.
 """
 
 import hashlib

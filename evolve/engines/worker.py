@@ -67,7 +67,8 @@ from reference_ops.listing import user_cache_dir
 from reference_ops.op import Op
 
 ERROR_CHARACTERS = 300
-# Shares of the device's memory: up to the first, workers use it at the same time; up to the second, they keep it.
+# Shares of the device's memory. A workload up to the first share is evaluated while other workers use the device.
+# Memory up to the second share is kept after an evaluation.
 SHARED_MEMORY, KEPT_MEMORY = 1 / 4, 1 / 16
 WAITS_FOR_MEMORY = (2.0, 8.0, 20.0)  # seconds
 WAITS_FOR_OTHERS = (60.0, 120.0)  # longer waits in seconds, while other processes hold most of the memory

@@ -32,7 +32,7 @@ class Sums:
     element: float = FLOAT32_UNIT  # relative error that is always allowed of one element
     roundings: float = 1.0  # roundings that may add up where terms cancel
     vanishing: bool = False  # the inputs are zero or very small, so that a bias may be all that is left
-    steps: int = 1  # of a sequence whose steps all compute the same
+    steps: int = 1  # number of steps of a sequence that all compute the same
 
 
 NO_SUMS = Sums()
@@ -63,7 +63,7 @@ def summed(terms: int, *, alike: bool, running: bool = False) -> Sums:
 class Scale:
     """Quantities, besides PyTorch's own error, with which an error is compared."""
 
-    dtype: torch.dtype  # of the output
+    dtype: torch.dtype  # dtype of the output
     count: int  # number of finite results
     sums: Sums
     perturbed: Callable[[], torch.Tensor] | None

@@ -35,7 +35,7 @@ MODES = {COMPILE: "default", AUTOTUNE: "max-autotune-no-cudagraphs"}
 # If one of these is set, torch.compile silently compiles nothing.
 SWITCHES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 # Functions of torch.compile, and the phase of each: launching, measuring, and compiling one more candidate in between,
-# which takes longer than to measure it.
+# which takes longer than measuring it.
 USING = (
     ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "run", "run"),
     ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "benchmark_all_configs", "baseline"),

@@ -182,7 +182,8 @@ def _raw(tensor: torch.Tensor) -> torch.Tensor:
 HUGE_BYTES = 2**31  # workloads with more bytes are judged with the least memory
 # Bytes held per byte of inputs and outputs: buffers, copies, and all of these in float64.
 INPUTS_HELD, OUTPUTS_HELD = 7, 16
-LEAST_INPUTS_HELD, LEAST_OUTPUTS_HELD = 3, 6  # of a huge workload: its buffers, an output, and the reference in float64
+# the same for a huge workload: its buffers, an output, and the reference in float64
+LEAST_INPUTS_HELD, LEAST_OUTPUTS_HELD = 3, 6
 
 
 def is_huge(op: Op, workload: Workload) -> bool:

@@ -78,7 +78,7 @@ class Inspector:
     watch: Callable[[str], None]
     # Number of mixtures drawn so far, by dtype ("" for all dtypes) and by whether the workload is timed.
     mixtures_drawn: Counter[tuple[str, bool]] = field(default_factory=Counter)
-    # those of the current round that are still unused
+    # mixtures of the current round that are still unused
     memory_states: list[Callable[[torch.Tensor], object]] = field(default_factory=list)
 
     def check(self, program: Program, op: Op, workload: Workload, *, closely: bool = False) -> bool:

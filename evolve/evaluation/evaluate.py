@@ -242,16 +242,16 @@ def check_tails(programs: Compiled[Program], op: Op, inspector: Inspector) -> No
 
 
 def _has_tails(op: Op, workload: Workload) -> bool:
-    """Return whether the rows of the input with most dims are long at a small workload, and no vector divides them."""
+    """Return whether rows of the input with most dims are long at a small workload, and no multiple of a vector."""
     shape = max((op.shape(spec, workload) for spec in op.varied), key=len, default=())
     return bool(shape) and shape[-1] > 1 and shape[-1] % 2 == 1 and op.nbytes(workload) <= SMALL_BYTES
 
 
 def check_once(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
-    """Check edges on normal inputs, long rows on all distributions and NaN, and single rows on values that others hide.
+    """Check edges on normal inputs, long rows on all distributions, and single rows on values that other rows hide.
 
-    Where a term vanishes, also check on inputs that are not finite, whose product with zero is NaN. Where a size is 1,
-    a special case in many kernels, also check on a few extremes.
+    Long rows also get NaN. Where a term vanishes, also check on inputs that are not finite, whose product with zero is
+    NaN. Where a size is 1, a special case in many kernels, also check on a few extremes.
     """
     for workload, program in programs.long:
         alone = [name for name in OF_A_SINGLE_ROW if name in (*op.values, *op.extremes)]

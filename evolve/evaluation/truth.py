@@ -290,7 +290,7 @@ def defined(op: Op, workload: Workload, torch_device: str, *, finite: bool = Fal
 
 
 def of_more_bits(values: torch.Tensor) -> torch.Tensor:
-    """Return 8-bit floats as float32, because PyTorch has few operations on them, and others as they are."""
+    """Return 8-bit floats as float32, because PyTorch has few operations on them, and others unchanged."""
     return values.float() if values.is_floating_point() and values.element_size() == 1 else values
 
 
@@ -356,7 +356,7 @@ def _off(result: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 
 def _rounded(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return values of 16 or 32 bits as float32 values within `NEAR` of them, and others as they are.
+    """Return values of 16 or 32 bits as float32 values within `NEAR` of them, and others unchanged.
 
     The values are not only the next numbers above or below: with two choices for each of a few values, an error may be
     zero in all cases.

@@ -55,8 +55,8 @@ def generation(arch: str) -> int:
 
 
 ALLOWED = """\
-Inline PTX (asm volatile) may use everything that this architecture has, except clocks and the registers that tell \
-calls or places apart (%smid, %warpid, %gridid). The sanitizer understands clusters and asynchronous copies. \
+Inline PTX (asm volatile) may use everything that this architecture has, except clocks and the registers that \
+distinguish calls or places (%smid, %warpid, %gridid). The sanitizer supports clusters and asynchronous copies. \
 The examples use:"""
 
 SHARED_ADDRESS = "__device__ unsigned at(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }\n"

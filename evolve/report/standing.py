@@ -143,7 +143,7 @@ def _proposed_by(run: str, store: Store, op: str) -> frozenset[str]:
 def _counts(
     store: Store, op: str, device: DeviceInfo, own: frozenset[str] | None
 ) -> tuple[Mapping[str, int], int, int]:
-    """Return the numbers of kernels by outcome, held, and pending; of all kernels, or of a run's own."""
+    """Return how many kernels have each outcome, exist and are pending, counting all kernels or a run's own."""
     if own is None:
         counts = store.count(EvaluationSummary, "outcome", op, device=device.key, in_force=True)
         held = store.count(KernelSummary, "op", op).get(op, 0)

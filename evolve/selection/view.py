@@ -377,7 +377,7 @@ class OpView:
         return self._by_code
 
     def _note_code(self, verdict: EvaluationSummary) -> bool:
-        """Note the machine code of a new verdict. Return False if the noted verdict is newer than this one."""
+        """Record the machine code of a new verdict. Return False if the recorded verdict is newer than this one."""
         if self._by_code is None or not verdict.code or verdict.outcome is Outcome.DUPLICATE:
             return True
         return self._by_code.setdefault(verdict.code, verdict).created <= verdict.created

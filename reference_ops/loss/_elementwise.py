@@ -22,10 +22,10 @@ def elementwise(
     valid: Callable[[Mapping[str, Any]], bool] | None = None,
     **parameters: Number,
 ) -> tuple[Op, Op]:
-    """Return the ops of a mean loss of `x` and `target` and of its gradient to x, from the formulas for one element.
+    """Return the ops of a mean loss and of its gradient with respect to x, from the formulas for one element.
 
     The reference computes in float32 and keeps the loss in float32, as under autocast, because a mean rounded to
-    bfloat16 is too inexact to judge. The baseline is PyTorch in bfloat16, the fastest that a user can call.
+    bfloat16 is too inexact to judge. The baseline is PyTorch in bfloat16, the fastest function that a user can call.
     """
 
     def loss(x: torch.Tensor, target: torch.Tensor, **given: Number) -> torch.Tensor:

@@ -94,7 +94,8 @@ ops = (
         note="grid[b, i, j] = (gx, gy) is a position where the image's edges are at -1 and 1: px = ((gx + 1) * w - 1) "
         "/ 2 and py = ((gy + 1) * h - 1) / 2 in pixels. out[b, c, i, j] is the mean of the four pixels around it, "
         "(1 - |px - column|) * (1 - |py - row|) times each; a pixel outside of x counts as 0 (bilinear, zeros, "
-        "align_corners=False). Positions lie up to several images outside. The grid is always float32.",
+        "align_corners=False). Positions may lie several image widths outside of the image. The grid is always "
+        "float32.",
         reference=grid_sample,
         inputs=tensors(x="batch channels h w", grid="float32[batch oh ow 2]"),
         outputs=tensors(out="batch channels oh ow"),

@@ -32,8 +32,8 @@ def l2_normalize_backward(grad_out: torch.Tensor, x: torch.Tensor) -> torch.Tens
     inside = torch.promote_types(x.dtype, torch.float32)
     gradient, values = grad_out.to(inside), x.to(inside)
     norm = l2_norm(values).unsqueeze(-1).clamp_min(EPS)
-    # In the order of autograd, with its usual roundings. In a row with one value that is not zero, value / norm is
-    # exactly 1, and no kernel that multiplies by 1 / norm could be as exact.
+    # Computed in the order of autograd, with its usual roundings. In a row with one value that is not zero, value /
+    # norm is exactly 1, and no kernel that multiplies by 1 / norm could be as exact.
     along = (gradient * (values / norm / norm)).sum(-1, keepdim=True)
     return (gradient / norm - values * (along / norm)).to(x.dtype)
 

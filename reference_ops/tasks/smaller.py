@@ -127,7 +127,7 @@ def _fitting(tries: Tries, sizes: Sizes, free: Collection[str]) -> Sizes | None:
 
 
 def _step_down(tries: Tries, best: Sizes, own: Sizes, free: Collection[str]) -> Sizes | None:
-    """Make the largest size that can shrink one step smaller."""
+    """Reduce, by one step, the largest size that can be reduced."""
     current = tries.own if best == own else tries.at(best)
     for name in sorted(free, key=lambda name: -best[name]):
         halves = (own[name] >> times for times in range(1, HALVED) if own[name] >> times > FINER[0])

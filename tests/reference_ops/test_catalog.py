@@ -151,7 +151,7 @@ def test_the_error_for_an_unknown_dtype_lists_the_known_ones(tmp_path: Path) -> 
 
 
 def test_a_name_that_is_not_an_identifier_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(CatalogError, match=r"`Twice, or so` cannot name an op"):
+    with pytest.raises(CatalogError, match=r"`Twice, or so` cannot be the name of an op"):
         catalog.load(written(tmp_path, USERS_OP.replace('name="twice"', 'name="Twice, or so"')))
 
 

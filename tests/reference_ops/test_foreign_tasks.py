@@ -280,7 +280,7 @@ def test_the_error_for_a_function_without_examples_says_how_to_give_them() -> No
 
 def test_a_function_cannot_have_the_name_of_a_catalog_op(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(MARKED.read_text().replace("weighted", "gelu"))
-    with pytest.raises(CatalogError, match=r"program\.py defines an op `gelu`, and so does the catalog"):
+    with pytest.raises(CatalogError, match=r"program\.py defines an op `gelu`, but the catalog already has one"):
         op(tmp_path / "program.py")
 
 

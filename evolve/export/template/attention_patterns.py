@@ -111,7 +111,7 @@ def _joined(node: Any) -> tuple[Any, Any] | None:
 
 
 class Halves(NamedTuple):
-    """A tensor of which two nodes are the first and the second half, if the first has this size, and their calls."""
+    """The tensor that two nodes split into halves, the size that the first must have, and the calls."""
 
     of: Any
     size: int | None  # None if the halves have equal sizes of any value

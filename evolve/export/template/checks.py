@@ -219,7 +219,7 @@ def _differences_agree(function: Callable[..., Any], given: Drawn) -> bool:
 
 
 def every_kernel(primitive: Primitive, setting: Setting) -> str:
-    """Compare each kernel with PyTorch at sizes that it accepts, and PyTorch's result at others.
+    """Compare the op with PyTorch for each kernel, at sizes that the kernel accepts and at sizes that it does not.
 
     Two runs of a deterministic kernel must agree bit for bit.
     """

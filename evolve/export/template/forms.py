@@ -56,7 +56,7 @@ class Form:
     ops: tuple[str, ...]
     lower: Callable[..., Lowered]
     pytorch: Callable[..., Any]
-    autocast: str = ""  # LOW, FLOAT32 or NOTHING; empty if unknown: then PyTorch runs under autocast
+    autocast: str = ""  # LOW, FLOAT32 or NOTHING; if it is empty, PyTorch runs under autocast
     same: tuple[Callable[..., Any], ...] = ()  # functions of torch that take the same arguments
     result: str = "Tensor"  # type of the result
     own: bool = False  # whether PyTorch lacks the op
@@ -226,7 +226,7 @@ def named(forms: Iterable[Form], names: Collection[str]) -> list[Form]:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of torch.nn: the function that it calls, and the arguments that it passes beside its inputs."""
+    """A layer of torch.nn: the function that it calls, and the arguments that it passes besides its inputs."""
 
     kind: type[nn.Module]
     function: str

@@ -192,7 +192,7 @@ def _transposed(rank: int) -> Callable[..., Lowered]:
         groups: int = 1,
         dilation: Sizes = 1,
     ) -> Lowered:
-        """The transposed convolution, the gradient of a convolution to its input."""
+        """The transposed convolution: the gradient of a convolution with respect to its input."""
         steps = _steps(stride, padding, output_padding, dilation, rank=rank)
         if steps is None:
             return UNEQUAL
@@ -307,7 +307,7 @@ def interpolate(
 def _are_too_few(sizes: Sizes, rank: int) -> bool:
     """Return whether this is a sequence of fewer sizes than dims.
 
-    PyTorch allows that for windows, but not for results.
+    PyTorch accepts such a window, but not such a result.
     """
     return isinstance(sizes, Sequence) and len(sizes) < rank
 

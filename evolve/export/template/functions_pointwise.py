@@ -33,12 +33,12 @@ def hardswish(input: Tensor, inplace: bool = False) -> Lowered:
 
 
 def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Lowered:
-    """Positive elements as they are, others as alpha * (exp(element) - 1)."""
+    """Positive elements unchanged, and others as alpha * (exp(element) - 1)."""
     return IN_PLACE if inplace else elementwise("elu", input, alpha=alpha)
 
 
 def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Lowered:
-    """Positive elements as they are, others times `negative_slope`."""
+    """Positive elements unchanged, and others times `negative_slope`."""
     return IN_PLACE if inplace else elementwise("leaky_relu", input, negative_slope=negative_slope)
 
 

@@ -118,8 +118,8 @@ class _Posterior:
 def _beta(own: tuple[float, float], others: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Return the Beta posterior of a rate from hits and tries: the arm's own, all, its model's and its operator's.
 
-    The prior mean is the overall rate, scaled by the ratios of the rates of the arm's model and operator elsewhere to
-    it.
+    The prior mean is the overall rate times two factors: the rates of the arm's model and of its operator in other
+    arms, each divided by the overall rate.
     """
     (hits, tries), (all_hits, all_tries), *related = own, *others
     overall = (all_hits + 1) / (all_tries + 2)

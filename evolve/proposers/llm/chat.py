@@ -31,7 +31,7 @@ class Call:
     model: Model
     operator: str
     messages: tuple[Message, ...]
-    deadline: float = float("inf")  # time of time.monotonic after which the answer is given up
+    deadline: float = float("inf")  # time of time.monotonic after which the call is cancelled
     # number of tokens that the rest of the budget can pay for; None if the budget sets no limit
     reply_limit: int | None = None
 
