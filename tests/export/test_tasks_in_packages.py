@@ -135,7 +135,7 @@ def test_a_module_accepts_its_weights_and_refuses_those_of_other_shapes(tmp_path
     inputs = inputs_at(op, op.gpu[0], 0, "cpu")
     for own, other in zip(package.kb_1_block(**inputs), op.call(inputs, op.gpu[0]), strict=True):
         torch.testing.assert_close(own, other)
-    with pytest.raises(ValueError, match=r"kb_1_block takes weights of the shapes \(32, 24\)"):
+    with pytest.raises(ValueError, match=r"kb_1_block needs weights of the shapes \(32, 24\)"):
         package.kb_1_block(**{**inputs, "norm_bias": torch.zeros(31)})
 
 
