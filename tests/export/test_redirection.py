@@ -116,7 +116,7 @@ def test_the_report_of_a_block_says_in_one_line_that_several_calls_are_not_found
     with enabled({**known, "swiglu": known["silu"]}) as report:
         x = torch.randn(3, 32)
         x * torch.sigmoid(x)
-    several = "such as x * sigmoid(x) and the ops swiglu: torch.compile with the package's `backend` finds these"
+    several = "calls that one op computes together, such as x * sigmoid(x) and the ops swiglu, and `patch` replaces"
     assert str(report).splitlines()[0] == "no call of a function that the package has"
     assert several in str(report).splitlines()[1]
 

@@ -1,9 +1,9 @@
 """Objects and cubins that processes of a test run have compiled, shared by all of them.
 
 Tests compile a few kernels hundreds of times, each time in a new folder and often in a new process. The first process
-that compiles a text appends the result to a file, and the others take it from there. Of the two files, one holds the
-results and the other their places. They have no names: a process opens them through the process that made them, before
-it is confined and may write nowhere else. Failed compilations are repeated.
+that compiles a text appends the result to a file, and the others take it from there. One file contains the results, and
+the other one their places. The files have no names: a process opens them through the process that made them, before it
+is confined and may write nowhere else. Compilations that failed are not stored.
 """
 
 import fcntl
@@ -27,7 +27,7 @@ from evolve.devices.prelude import cuda_include_dirs
 
 PLACE = struct.Struct("=32s32sQQ")  # the key, a hash of the contents, where they begin, and their size
 Patch = Callable[[object, str, object], None]  # sets an attribute
-OF_THE_RUN = "evolve_objects"  # in what xdist's controller gives to its workers
+OF_THE_RUN = "evolve_objects"  # key in the input that xdist's controller passes to its workers
 
 
 class SharedObjects:
@@ -53,8 +53,12 @@ class SharedObjects:
         return found if hashlib.sha256(found).digest() == digest else None
 
     def add(self, key: bytes, contents: bytes) -> None:
-        """Append the contents. A process that is killed here leaves a part of them, but no place."""
-        with suppress(BlockingIOError), self._locked():  # another process adds, or was stopped while it did
+        """Append the contents.
+
+        If the process is killed meanwhile, a part of the contents may remain, but without a place.
+        """
+        # another process is adding contents, or was stopped while adding
+        with suppress(BlockingIOError), self._locked():
             start = os.fstat(self._contents).st_size
             os.pwrite(self._contents, contents, start)
             place = PLACE.pack(key, hashlib.sha256(contents).digest(), start, len(contents))
@@ -104,7 +108,7 @@ def of_the_run(config: pytest.Config) -> SharedObjects:
 
 
 def share(objects: SharedObjects, patch: Patch = setattr) -> None:
-    """Let this process and those that are forked from it compile no text that another one has compiled."""
+    """Let this process and its forks compile no text that another process has compiled."""
     finished, compiled = host._finished, nvrtc._nvrtc
 
     def found_or_finished(command: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":

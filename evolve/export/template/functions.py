@@ -35,7 +35,7 @@ from evolve.export.template.registering import Registry
 from evolve.export.template.unrolled import ELSEWHERE, REFUSALS, Kinds, Run, by_pytorch
 from reference_ops.op import Number, Op
 
-COUNTERS = frozenset(choosing.COUNTERS)  # a call with these is not made twice
+COUNTERS = frozenset(choosing.COUNTERS)  # a call with one of these parameters is not made twice
 Given = tuple[tuple[Any, ...], Mapping[str, Any]]  # the arguments of a call
 NOT_EXPORTED = "the package has no kernel for it"
 
@@ -75,14 +75,14 @@ class Function:
         self._decided: dict[Key | None, tuple[int, Run]] = {}  # decisions for calls that have no plan
         self._kinds = Kinds()
         self._of_shapes, self._pytorch = self._kinds.known, form.pytorch
-        self.recall = self._kinds.recall  # as `attempt`; returns None for a call of a kind that was not seen before
+        self.recall = self._kinds.recall  # like `attempt`, but returns None for a call of an unknown kind
         self._uses_tf32 = any(one.op.tf32 for one in self.primitives.values())
         self._device_type = next((one.device_type for one in self.primitives.values()), "cuda")
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         if is_dynamo_compiling():
             return self.traced(arguments, named)
-        try:  # as in `recall`, without a call
+        try:  # the same as `recall`, without the time of a call
             known = self._of_shapes.get(arguments[0].shape, ())
         except REFUSALS:
             known = ()
@@ -93,7 +93,7 @@ class Function:
         return self._called(arguments, named)
 
     def _called(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """Return the result of a call of a kind that was not seen before."""
+        """Return the result of a call of an unknown kind."""
         if torch.compiler.is_compiling():
             return self.traced(arguments, named)
         if arguments and _foreign(arguments[0]):

@@ -249,7 +249,7 @@ def _gated(node: Any) -> Match | None:
 
 
 def _smooth_gate(node: Any) -> Match | None:
-    """Return a tensor times its sigmoid, or times tanh of its softplus: silu and mish, written out."""
+    """Return a tensor times its sigmoid (silu), or times tanh of its softplus (mish), in several calls."""
     for x, gate in either(pair(node, MULTIPLY)):
         if calls(gate, SIGMOID) and gate.args == (x,) and not gate.kwargs:
             return Match("silu", (gate, node), (node,), (x,), partial(elementwise, "silu"), NOTHING)
@@ -279,13 +279,13 @@ def _causal(node: Any) -> Match | None:
     return Match("causal_conv1d", (conv, node), (node,), read, lower, LOW)
 
 
-# The ops that patterns find, and that are not also single calls of PyTorch.
+# The ops that patterns find and that no single call of PyTorch computes.
 OF_SEVERAL_CALLS = (
     "add_layer_norm", "add_rms_norm", "batch_norm_relu", "causal_conv1d", "conv2d_bias_gelu", "conv2d_bias_relu",
     "conv2d_bias_silu", "geglu", "gemm_bias_gelu", "gemm_bias_relu", "group_norm_silu", "masked_softmax",
     "rms_norm_silu", "rope", "rotary_embedding", "swiglu",
 )  # fmt: skip
-# Patterns of more calls come first, because the alternative of a match may match a later pattern.
+# Patterns of more calls come first: the calls that a match leaves unchanged may match a later pattern.
 PATTERNS: tuple[Pattern, ...] = (
     _norm_of_gated, _norm_of_sum, _layer_norm_of_sum, written_out_norm, _gated, _smooth_gate, masked_scores,
     _causal, activated_convolution, activated_linear, batch_norm_and_relu, group_norm_and_silu, rotated, turned,

@@ -24,8 +24,8 @@ NO_GRAPH = (
 )
 
 SINGLE = (
-    "single calls were redirected, not what a model writes in several, such as x * sigmoid(x){ops}: "
-    "torch.compile with the package's `backend` finds these, and `patch` layers and norms written out"
+    "only single calls were redirected; torch.compile with the package's `backend` also finds calls that one op "
+    "computes together, such as x * sigmoid(x){ops}, and `patch` replaces layers, and norms that a model defines"
 )
 
 
@@ -36,11 +36,11 @@ class Redirected:
     replaced: Counter[str] = field(default_factory=Counter)
     left: Counter[str] = field(default_factory=Counter)
     reasons: dict[str, str] = field(default_factory=dict)
-    not_seen: str = ""  # what the redirection cannot find
+    not_seen: str = ""  # a sentence on calls that the redirection cannot find
 
     def __str__(self) -> str:
         ran = [f"{name}: {count} calls by kernels" for name, count in sorted(self.replaced.items())]
-        left = [f"{name}: {n} calls by PyTorch, at first because {self.reasons[name]}" for name, n in self.left.items()]
+        left = [f"{name}: {n} calls by PyTorch, first because {self.reasons[name]}" for name, n in self.left.items()]
         found = [*ran, *left] or ["no call of a function that the package has"]
         return "\n".join([*found, *([self.not_seen] if self.not_seen else [])])
 
@@ -85,7 +85,7 @@ def _without_stacklevel(named: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def enabled(functions: Mapping[str, Function]) -> Iterator[Redirected]:
-    """Redirect calls of PyTorch in a block to kernels where they win.
+    """Redirect calls of PyTorch in a block to kernels where these win.
 
     Yield a report of replaced and other calls.
     """

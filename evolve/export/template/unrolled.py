@@ -158,7 +158,7 @@ def recalled(
         else:
             return None
     for place, (name, x) in enumerate(zip(read, tensors, strict=True)):
-        # a nested tensor, which would end the process in the guard; it had no shape when the kind was looked up
+        # a nested tensor would end the process in the guard; it had no shape when the kind was looked up
         if place:
             values[f"kind{place}"] = type(x)
             conditions.append(f"type({name}) is not kind{place} or {name}.is_nested")
@@ -186,8 +186,8 @@ def _is_plain(x: Any) -> bool:
 def _other_modes(values: dict[str, Any], tensors: Sequence[Tensor], *, uses_tf32: bool, by_kernel: bool) -> list[str]:
     """Return conditions that hold where modes or options differ from the current ones, and add their values.
 
-    The guard knows about tracing, the transforms of torch.func and autocast, which add to every tensor's keys. In other
-    modes PyTorch runs, as it does here without a kernel.
+    The guard covers tracing, the transforms of torch.func and autocast, which add to every tensor's keys. Other modes
+    need no condition where PyTorch runs, because PyTorch also runs in these modes.
     """
     learning, kind = any(x.requires_grad for x in tensors), tensors[0].device.type
     cast_to = autocast_to(kind) if _any_autocast() else None
