@@ -56,8 +56,9 @@ class Policy:
     stretched_steps: int | None = None  # limit on a stretched shape's rows times threads of a block, if any
     # largest number of threads of a held-out shape, unless a declared workload has more; None: no limit
     held_out_threads: int | None = None
-    # number of shapes with small or equal dims in an evaluation without a confirmation; None: all, as in a confirmation
-    edge_shapes: int | None = None
+    # number of shapes with small or equal dims that need a compilation of their own, in an evaluation without a
+    # confirmation; None: all, as in a confirmation
+    edge_compilations: int | None = None
     beyond_elements: int | None = None  # a champion is also checked on a tensor of more elements, unless this is None
 
     most_workers: int = 1  # number of processes that hold the device, or one of its cards

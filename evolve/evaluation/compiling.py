@@ -131,9 +131,6 @@ class Compilation(Generic[P]):
         edges += equal_sizes(op, accepts, rng, policy.held_out_bytes)
         edges += small_quotients(op, accepts, policy.held_out_bytes)
         edges += powers_of_two(op, accepts_long, policy.held_out_bytes)
-        edges += beyond_listed(op, accepts, policy.held_out_bytes)
-        if policy.edge_shapes is not None and not confirm:
-            edges = tuple(rng.sample(edges, min(policy.edge_shapes, len(edges))))
         single = special_parameters(op, accepts, policy.held_out_bytes)
         single += crossed_parameters(op, accepts, rng, policy.held_out_bytes)
         single += far_apart(op, accepts, policy.held_out_bytes)
@@ -142,6 +139,10 @@ class Compilation(Generic[P]):
         single += past_few_bits(op, accepts_long, rng, policy.stretched_bytes)
         few = few_rows(op, declared, accepts) if confirm else ()
         awkward, _ = self._accepted(op.awkward)
+        if policy.edge_compilations is not None and not confirm:
+            others = (*declared, *awkward, *drawn, *longer, *rows, *single)
+            edges = self._with_few_compilations(edges, others, rng, policy.edge_compilations)
+        edges += beyond_listed(op, accepts, policy.held_out_bytes)
         return Shapes(
             declared, awkward, drawn, stretched=longer, long=rows, once=single, edges=edges, thin=few, skipped=skipped
         )
@@ -211,6 +212,20 @@ class Compilation(Generic[P]):
                     raise RejectedError(error.outcome, f"{workload.key}: {error.log}") from error
                 skipped.append(f"{workload.key}: {error.log}")
         return tuple(programs), tuple(skipped)
+
+    def _with_few_compilations(
+        self, edges: Sequence[Workload], others: Iterable[Workload], rng: random.Random, most: int
+    ) -> tuple[Workload, ...]:
+        """Return the edges that run code compiled for other workloads anyway, and up to `most` of the rest."""
+
+        def code(workload: Workload) -> object:
+            bound = self._bound(workload)
+            return bound.constants, bound.types
+
+        compiled = set(map(code, others))
+        free = [workload for workload in edges if code(workload) in compiled]
+        rest = [workload for workload in edges if code(workload) not in compiled]
+        return (*free, *rng.sample(rest, min(most, len(rest))))
 
     def _bound(self, workload: Workload) -> Bound:
         return bound_at(self.kernel, self.op, workload, self.info)

@@ -18,7 +18,7 @@ from evolve.evaluation.compiling import Compilation, few_rows, precompile
 from evolve.evaluation.evaluate import evaluate
 from evolve.evaluation.evaluator import Evaluator
 from reference_ops import catalog
-from reference_ops.op import Workload
+from reference_ops.op import Op, Workload
 
 NARROW = Traits("aa", 4, 16, 100, 32, 128, 1, tensor_cores=False, atomics=True, occupancy=1.0)
 WIDE = Traits("bb", 16, 4, 50, 64, 64, 3, tensor_cores=True, atomics=False, occupancy=0.5)
@@ -212,15 +212,31 @@ def test_a_few_rows_are_compiled_only_to_confirm() -> None:
     assert few(confirm=True) == 1
 
 
-def test_a_gpu_gets_a_few_small_shapes_in_each_evaluation_and_all_of_them_to_confirm() -> None:
-    op, info = catalog.load("softmax"), replace(INFO, kind="cuda")
-    kernel = library.plain("softmax")[0]
+def edges_on_a_gpu(kernel: Kernel, op: Op, seed: int, *, confirm: bool) -> list[Workload]:
+    compilation = Compilation(kernel, op, replace(INFO, kind="cuda"), ScriptedProgram)
+    return [workload for workload, _ in compilation.everything(seed, confirm=confirm).edges]
 
-    def drawn(seed: int, *, confirm: bool) -> set[str]:
-        found = Compilation(kernel, op, info, ScriptedProgram).everything(seed, confirm=confirm).edges
-        return {workload.key for workload, _ in found if max(dict(workload.dims).values()) < 100}
 
-    every = drawn(1, confirm=True)
-    few = [drawn(seed, confirm=False) for seed in range(12)]
+def test_a_gpu_gets_every_small_shape_that_needs_no_code_of_its_own() -> None:
+    op, kernel = catalog.load("softmax"), library.plain("softmax")[0]
+    few, every = (edges_on_a_gpu(kernel, op, 1, confirm=confirm) for confirm in (False, True))
+    assert len(few) == len(every) > 3
+
+
+def test_a_gpu_gets_a_few_of_the_small_shapes_that_need_code_of_their_own_and_all_of_them_to_confirm() -> None:
+    op, plain = catalog.load("softmax"), library.plain("softmax")[0]
+    special = parse(plain.text.replace("\n\n[knobs]", '\nspecialize = ["rows", "cols"]\n\n[knobs]', 1))
+    every = edges_on_a_gpu(special, op, 1, confirm=True)
+    few = [edges_on_a_gpu(special, op, seed, confirm=False) for seed in range(12)]
     assert max(map(len, few)) <= 3 < len(every)
-    assert len(set.union(*few)) > 3
+    assert len({workload.dims for workloads in few for workload in workloads}) > 3
+
+
+def test_parameters_beyond_the_listed_ones_are_drawn_whatever_code_they_need() -> None:
+    op = catalog.load("conv_transpose2d")
+    listed = max(dict(workload.parameters)["stride"] for workload in op.listed)
+    (kernel,) = library.plain("conv_transpose2d")
+    assert "stride" in kernel.plan.specialize
+    for seed in range(4):
+        strides = [dict(one.parameters)["stride"] for one in edges_on_a_gpu(kernel, op, seed, confirm=False)]
+        assert max(strides) > listed

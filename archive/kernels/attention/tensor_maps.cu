@@ -279,11 +279,13 @@ attend(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtens
                 shrink[half] = exp2_of((most[half] - now) * scale2);
                 most[half] = now, total[half] *= shrink[half];
             }
+            float of_tile[2] = {};  // summed up alone: sums of many equal weights err to one side
 #pragma unroll
             for (int i = 0; i < span / 2; ++i) {
                 weight[i] = exp2_of((weight[i] - most[i / 2 % 2]) * scale2);
-                total[i / 2 % 2] += weight[i];
+                of_tile[i / 2 % 2] += weight[i];
             }
+            total[0] += of_tile[0], total[1] += of_tile[1];
         };
         const auto pack = [&] {
 #pragma unroll

@@ -206,13 +206,15 @@ attend(const q_t* __restrict__ q, const k_t* __restrict__ k, const v_t* __restri
                     for (int n = 0; n < PIECES; ++n) sum[i][n][2 * half] *= shrink, sum[i][n][2 * half + 1] *= shrink;
                 }
             }
+            float of_tile[2] = {};  // summed up alone: sums of many equal weights err to one side
 #pragma unroll
             for (int j = 0; j < NEXT; ++j)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     score[i][j][e] = exp2_of((score[i][j][e] - most[i][e / 2]) * scale2);
-                    total[i][e / 2] += score[i][j][e];
+                    of_tile[e / 2] += score[i][j][e];
                 }
+            total[i][0] += of_tile[0], total[i][1] += of_tile[1];
         }
 #pragma unroll
         for (int j = 0; j < NEXT; j += 2) {

@@ -256,16 +256,18 @@ attend(const q_t* __restrict__ q, const k_t* __restrict__ k, const v_t* __restri
                 for (int n = 0; n < dim / 8; ++n) sum[4 * n + 2 * half] *= shrink, sum[4 * n + 2 * half + 1] *= shrink;
             }
         }
+        float of_tile[2] = {};  // summed up alone: sums of many equal weights err to one side
 #pragma unroll
         for (int j = 0; j < span / 8; ++j)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const float low = exp2_of((here[4 * j + 2 * half] - most[half]) * scale2), high = exp2_of((here[4 * j + 2 * half + 1] - most[half]) * scale2);
-                total[half] += low + high;
+                of_tile[half] += low + high;
                 const int line = warp % 4 * 16 + half * 8 + lane / 4;
                 const unsigned to = weights - start + j / 8 * 64 * 128 + line * 128 + (j % 8 ^ lane / 4) * 16 + lane % 4 * 4;
                 *reinterpret_cast<unsigned*>(base + to) = packed(q, low, high);
             }
+        total[0] += of_tile[0], total[1] += of_tile[1];
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         __syncthreads();
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
