@@ -1,7 +1,8 @@
 """`evolve run`: propose and evaluate kernels, keep the fittest, and show the progress."""
 
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -141,6 +142,7 @@ def run_setup(
             models = wiring.language_models(run_options.proposer, run_options.models, phases.wait)
             _check_proposer(models.name if models else options.OFFLINE, setup)
         with ExitStack() as stack:
+            archive_created = _creating(archive)
             engine = stack.enter_context(
                 session.starting_engine(run_options.device, phases, output, run_options.machines)
             )
@@ -151,6 +153,7 @@ def run_setup(
                 loaded = _loaded(setup.locators)
                 if not (run_options.no_seeds or run_options.fresh):
                     session.look_for_seeds([op for op, _ in loaded])  # runs while the workers start
+            archive_created()
             store, tune = stack.enter_context(closing(wiring.archive(archive))), not run_options.no_tune
             if run_options.replay:
                 proposer = wiring.replaying(store, run_options.replay, tune=tune)
@@ -217,6 +220,21 @@ def _check_proposer(name: str, setup: Setup) -> None:
         check_priced(setup.run_options.models, name)
         if setup.budget == Budget(usd=setup.budget.usd, until_light=setup.budget.until_light):
             check_spends(setup.run_options.models)
+
+
+def _creating(archive: Path | None) -> Callable[[], object]:
+    """Create an archive that does not exist in a forked process, and return a function that waits for that.
+
+    Adding the shipped kernels takes a second, in which this process imports PyTorch.
+    """
+    if wiring.archive_path(archive).exists() or not hasattr(os, "fork"):
+        return lambda: None
+    pid = os.fork()
+    if pid == 0:
+        with suppress(BaseException):  # this process opens the archive, too, and reports errors
+            wiring.archive(archive).close()
+        os._exit(0)
+    return lambda: os.waitpid(pid, 0)
 
 
 def _location(run_options: RunOptions, archive: Path | None) -> list[str]:

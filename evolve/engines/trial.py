@@ -17,9 +17,11 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
+from evolve.engines.fork_server import TRACING
 from evolve.errors import UserError
 from reference_ops import catalog
 from reference_ops.op import Op
@@ -74,8 +76,8 @@ def _no_input() -> Iterator[None]:
 @functools.lru_cache(maxsize=512)
 def _try(locator: str, path: Path, _changed: int) -> None:
     """Load a file in a forked process, once per version of the file."""
-    import torch  # noqa: F401 - here, so that each forked process need not import it
-
+    for module in ("torch", TRACING):  # here, so that the forked process need not import them, too
+        import_module(module)
     seconds = _limit()
     ending = _in_child(lambda report: _load(locator, seconds, report), seconds)
     if ending.loaded:

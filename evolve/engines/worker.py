@@ -50,7 +50,7 @@ from evolve.evaluation import baselines
 from evolve.evaluation.baselines import compile_ahead
 from evolve.evaluation.buffers import bytes_held
 from evolve.evaluation.compiling import Compilation, precompile
-from evolve.evaluation.evaluate import evaluate, glance
+from evolve.evaluation.evaluate import evaluate, glance, warm_up
 from evolve.evaluation.evaluator import Evaluator
 from evolve.evaluation.requests import (
     PreparationRequest,
@@ -94,10 +94,8 @@ def serve(device_kind: str, fork: Fork, channel: socket.socket, project: Path) -
             _prepare(device_kind, fork, _requests(channel), project, send)
         else:
             _evaluate(device_kind, fork, _requests(channel), project, send)
-    except UserError as error:
-        send(Failed(str(error), error.hint))
-    except CatalogError as error:
-        send(Failed(str(error)))
+    except (UserError, CatalogError) as error:
+        send(Failed(str(error), getattr(error, "hint", "")))
     except Exception as error:  # noqa: BLE001 - not the kernel's fault, so there is no verdict: the engine ends the run
         traceback.print_exc()
         at = traceback.extract_tb(error.__traceback__)[-1]
@@ -218,8 +216,6 @@ def _evaluate(device_kind: str, fork: Fork, requests: Iterator[Request], project
     info = _measured(device, turns)
     sandbox.enter(_bounds(device_kind, fork, project))
     send(Ready(info))
-    if policy_of(device_kind).most_compilers:
-        import_module(TRACING)  # while the first kernel is compiled
 
     def watch(phase: str) -> None:
         if turns:
@@ -228,6 +224,11 @@ def _evaluate(device_kind: str, fork: Fork, requests: Iterator[Request], project
 
     evaluator = Evaluator(device, watch, baselines.cache(fork.card))
     evaluator.defers = evaluator.uses_torch_compile and not baselines.switched_off()
+    if turns:  # the engine has no kernel yet, or a compiler has it
+        import_module(TRACING)
+        turns.take("check")
+        warm_up(evaluator)
+        turns.leave()
     for request in _one_at_a_time(requests, turns, evaluator):
         if isinstance(request, ProfileRequest):
             send(_profile(request, evaluator))
@@ -276,10 +277,7 @@ def _measured(device: Device, turns: Turns | None) -> DeviceInfo:
 
 
 def _with_memory(evaluated: Callable[[], V], evaluator: Evaluator, turns: Turns | None) -> V:
-    """Return an evaluation.
-
-    If the memory that workers share is exhausted, wait for the other workers and try again alone.
-    """
+    """Return an evaluation. If the memory that workers share is exhausted, wait for the others and try again alone."""
     for seconds in _waits(evaluator.device) if turns else ():
         try:
             return evaluated()

@@ -4,18 +4,21 @@ import itertools
 import random
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
+from archive import library
 from archive.kernel import Kernel
 from archive.records import Check, Envelope, Evaluation, Resources, Traits
 from evolve.devices.choose import policy_of
-from evolve.devices.device import Device, Program
+from evolve.devices.device import Device, Program, RejectedError
 from evolve.evaluation.check import Inspector
 from evolve.evaluation.compiling import Compilation, Compiled, Shapes, traits, verdict_on, with_declared
 from evolve.evaluation.confirm import Beyond, check_beyond, confirmation
 from evolve.evaluation.evaluator import Evaluator
 from evolve.evaluation.timing import measure
 from evolve.evaluation.truth import defined
+from reference_ops import catalog
 from reference_ops.inputs import has_rows_of_extremes, meets_extremes_by_rows
 from reference_ops.op import (
     CLASHING,
@@ -39,6 +42,7 @@ from reference_ops.op import (
 from reference_ops.parameters import has_vanishing_term
 from reference_ops.shapes import integers_of, without_rows
 
+WARM_UP, FLOAT32 = "softmax", "float32"
 EXTREMES_AT_ONCE = 2  # number of extremes at a declared workload whose rows depend on each other
 ROWS_WITH_TAILS = 4  # enough for two inputs to have NaN in rows of their own, beside others
 SMALL_BYTES = 2**22  # size of a workload at which every extreme is checked
@@ -184,6 +188,18 @@ def glance(kernel: Kernel, op: Op, evaluator: "Evaluator", *, bars: Mapping[str,
 
     verdict = verdict_on(kernel, op, device.info, judge)
     return None if contends else replace(verdict, checks=tuple(checks))
+
+
+def warm_up(evaluator: "Evaluator") -> None:
+    """Check a plain kernel, so that PyTorch has loaded its GPU code when the first kernel arrives."""
+    op, (kernel,) = catalog.load(WARM_UP), library.plain(WARM_UP)
+    inspector = Inspector(evaluator.device, evaluator.arena, random.Random(0), [], lambda _phase: None)
+    small = [workload for workload in op.awkward if workload.dtype == FLOAT32]
+    with suppress(RejectedError, RuntimeError):  # a fault of the device is reported with the first kernel
+        pairs = Compilation(kernel, op, evaluator.device.info, evaluator.device.compile).at(small)
+        for workload, program in pairs:
+            inspector.check(program, op, workload)
+        check_extremes(Compiled(pairs, pairs), op, inspector)
 
 
 def defined_ones(programs: Compiled[Program], op: Op, device: Device) -> Compiled[Program]:

@@ -22,7 +22,10 @@ from evolve.evaluation.evaluate import (
     check_stretched,
     check_tails,
     envelope,
+    warm_up,
 )
+from evolve.evaluation.evaluator import Evaluator
+from reference_ops import catalog
 from reference_ops.arrangements import of_order
 from reference_ops.op import (
     INFINITE,
@@ -278,3 +281,21 @@ def test_an_extreme_at_which_pytorch_itself_is_inexact_is_left_open(by_rows: boo
     op = replace(OP, reference=underflows, by_rows=by_rows, exempt={INFINITE: "open", MINUS_INF: "open"})
     met = {check.values for check in run_extremes(as_pytorch, op)}
     assert NAN in met
+
+
+def softmaxed(tensors: Tensors) -> None:
+    tensors["out"].copy_(torch.softmax(tensors["x"].double(), -1))
+
+
+def doubled(tensors: Tensors) -> None:
+    tensors["out"].copy_(2 * tensors["x"])
+
+
+@pytest.mark.parametrize(("work", "every"), [(softmaxed, True), (doubled, False)])
+def test_warming_up_checks_a_plain_kernel_and_ends_at_a_fault(work: Work, every: bool) -> None:
+    device = ScriptedDevice(work=work)
+    warm_up(Evaluator(device, lambda _phase: None))
+    shapes = {tuple(tensors["x"].shape) for tensors in device.runs}
+    small = [one for one in catalog.load("softmax").awkward if one.dtype == "float32"]
+    assert (len(shapes) >= len(small)) == every
+    assert shapes
