@@ -34,12 +34,14 @@ def main() -> None:
     options.add_argument("--workers", type=int, default=1)
     options.add_argument("--only", default="", help="parts of names of classes or kernels, separated by commas")
     options.add_argument("--seconds", type=float, default=math.inf)
+    options.add_argument("--after", default="", help="name of a kernel; those that come before it in order are left out")
     asked = options.parse_args()
     corpus = [
         file
         for file in (*files("kernels"), *files("honest"))
         if file.kernel and asked.device in file.devices and not (file.at_confirm and asked.device != "emulated")
         if not asked.only or any(part in f"{group_of(file)} {file.name}" for part in asked.only.split(","))
+        if file.name > asked.after
     ]
     corpus.sort(key=lambda file: file.lasts)
     until = time.monotonic() + asked.seconds
