@@ -1,6 +1,7 @@
 """Norms that a model defines itself, which `patch` replaces like layers of torch.nn."""
 
 import copy
+import pickle
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 from emulated_machine import EmulatedMachine, primitives
 from graph_passes import trained
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import parametrize
 from written_norms import WIDTH, DividedNorm, LlamaNorm, MetaNorm
 
 from evolve.export.families import forms
@@ -101,6 +104,30 @@ def test_patched_norms_with_other_constants_differ(known: Functions) -> None:
     expected = model(x)
     assert patch(model, {}, WrittenOut(known)).replaced == ("0", "1")
     torch.testing.assert_close(model(x), expected)
+
+
+def test_a_patched_norm_is_saved_with_its_own_class(known: Functions) -> None:
+    norm, x = LlamaNorm(), torch.randn(ROWS)
+    patch(norm, {}, WrittenOut(known))
+    loaded = pickle.loads(pickle.dumps(nn.Sequential(norm)))
+    assert type(loaded[0]) is LlamaNorm
+    torch.testing.assert_close(loaded(x), norm(x))
+
+
+def test_a_copy_of_a_patched_norm_is_patched(known: Functions, machine: EmulatedMachine) -> None:
+    norm, x = LlamaNorm(), torch.randn(ROWS)
+    patch(norm, {}, WrittenOut(known))
+    parametrize.register_parametrization(norm, "weight", nn.Softplus())
+    copied = copy.deepcopy(norm)
+    with torch.no_grad():
+        for one in norm.parameters():
+            one.zero_()
+    torch.testing.assert_close(copied(x), functional.rms_norm(x, (WIDTH,), copied.weight, 1e-6), rtol=1e-4, atol=1e-5)
+    assert len(machine.launched) == 1
+    assert unpatch(norm, {}) == ("",)
+    parametrize.remove_parametrizations(norm, "weight")
+    assert type(norm) is LlamaNorm
+    assert unpatch(copied, {}) == ("",)
 
 
 def test_a_patched_norm_is_compiled_in_one_graph(known: Functions, machine: EmulatedMachine) -> None:

@@ -9,6 +9,7 @@ import torch
 from emulated_machine import EmulatedMachine, primitives
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import parametrize
 
 from evolve.export.families import forms
 from evolve.export.template.forms import LAYERS
@@ -92,6 +93,26 @@ def test_an_unpatched_model_is_as_before(model: Model, known: Known) -> None:
     assert isinstance(model.norm, nn.RMSNorm)
     assert unpatch(model, layers) == ("norm", "act")
     assert ([type(module) for module in model.modules()], model.state_dict().keys()) == before
+
+
+@pytest.mark.parametrize("patched_first", [True, False])
+def test_a_layer_with_parametrizations_is_patched_and_unpatched(
+    known: Known, machine: EmulatedMachine, patched_first: bool
+) -> None:
+    layers, norm, x = made(known, __name__), nn.RMSNorm(32, eps=1e-6), torch.randn(4, 32)
+    if patched_first:
+        patch(norm, layers)
+    parametrize.register_parametrization(norm, "weight", nn.Softplus())
+    copied = copy.deepcopy(norm)
+    if not patched_first:
+        assert patch(norm, layers).replaced == ("",)
+        copied(x)
+        assert not machine.launched
+    torch.testing.assert_close(norm(x), functional.rms_norm(x, (32,), norm.weight, 1e-6), rtol=1e-4, atol=1e-5)
+    assert len(machine.launched) == 1
+    assert unpatch(norm, layers) == ("",)
+    parametrize.remove_parametrizations(norm, "weight")
+    assert type(norm) is nn.RMSNorm
 
 
 def test_calls_in_a_block_run_kernels_and_the_report_says_which(

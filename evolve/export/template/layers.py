@@ -3,12 +3,14 @@
 An exchanged layer keeps its parameters, buffers, hooks and names: only its class changes, so state dicts stay valid.
 """
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from torch import Tensor, fx, nn
+from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
 from evolve.export.template.forms import LAYERS, RECURRENT, Arguments, Layer, tracked
@@ -145,7 +147,23 @@ class WrittenOut:
             return function(*given, *[named[name] for _ in named], getattr(self, of_weight))
 
         content = {"forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__, ORIGINAL: kind}
+        content |= {"__reduce_ex__": _reduced} | ({} if hasattr(kind, "__deepcopy__") else {"__deepcopy__": _copied})
         return type(kind.__name__, (kind,), content)
+
+
+def _reduced(self: Any, _protocol: Any) -> Any:
+    """Return what a file holds of an exchanged module: one of its original class, because its own has no name."""
+    kind: Any = getattr(type(self), ORIGINAL)
+    function, given, *rest = kind.__reduce_ex__(self, 0)  # with a later one, pickle requires the object's own class
+    return (function, tuple([kind if one is type(self) else one for one in given]), *rest)
+
+
+def _copied(self: Any, memo: dict[int, Any]) -> Any:
+    """Return a copy that is exchanged, too."""
+    kind: Any = type(self)
+    made = memo[id(self)] = kind.__new__(kind)
+    made.__setstate__(copy.deepcopy(self.__dict__ if is_parametrized(self) else self.__getstate__(), memo))
+    return made
 
 
 def _traced(module: nn.Module, training: bool) -> Any:
@@ -165,7 +183,7 @@ def patch(model: nn.Module, layers: Mapping[str, type[nn.Module]], written_out: 
     takes = {one.kind: one.takes for one in LAYERS}
     replaced, left = [], []
     for name, module in model.named_modules():
-        kind = type(module)
+        kind = _kind(module)
         if kind not in takes:
             if written_out and not hasattr(kind, ORIGINAL) and (found := written_out(module)):
                 module.__class__ = found
@@ -177,7 +195,7 @@ def patch(model: nn.Module, layers: Mapping[str, type[nn.Module]], written_out: 
         elif why := takes[kind](module):
             left.append((name, why))
         else:
-            module.__class__ = layers[kind.__name__]
+            _exchange(module, layers[kind.__name__])
             replaced.append(name)
     return Patched(tuple(replaced), tuple(left))
 
@@ -187,8 +205,22 @@ def unpatch(model: nn.Module, layers: Mapping[str, type[nn.Module]]) -> tuple[st
     kinds = {layers[one.kind.__name__]: one.kind for one in LAYERS if one.kind.__name__ in layers}
     restored = []
     for name, module in model.named_modules():
-        original = getattr(type(module), ORIGINAL, None) or kinds.get(type(module))
-        if original:
-            module.__class__ = original
+        kind = _kind(module)
+        if original := getattr(kind, ORIGINAL, None) or kinds.get(kind):
+            _exchange(module, original)
             restored.append(name)
     return tuple(restored)
+
+
+def _kind(module: nn.Module) -> type[nn.Module]:
+    """Return the class of a layer. A parametrized one, such as with weight norm, has a subclass of its own."""
+    kind = type(module)
+    return kind.__bases__[0] if is_parametrized(module) else kind
+
+
+def _exchange(module: nn.Module, kind: type[nn.Module]) -> None:
+    own = type(module)
+    if is_parametrized(module):  # whose class may be shared with copies of the module
+        content = {name: value for name, value in vars(own).items() if name not in {"__dict__", "__weakref__"}}
+        kind = type(own.__name__, (kind,), content)
+    module.__class__ = kind
