@@ -34,7 +34,7 @@ def main() -> None:
     options.add_argument("--workers", type=int, default=1)
     options.add_argument("--only", default="", help="parts of names of classes or kernels, separated by commas")
     options.add_argument("--seconds", type=float, default=math.inf)
-    options.add_argument("--after", default="", help="name of a kernel; those that come before it in order are left out")
+    options.add_argument("--after", default="", help="name of a kernel, up to which all are left out")
     asked = options.parse_args()
     corpus = [
         file

@@ -132,7 +132,7 @@ STORED = """
 
 
 @pytest.mark.parametrize("kind", EVERY_DEVICE)
-@pytest.mark.parametrize("start", [(0, 0), (5, 4), (-3, -8), (30, 12)])
+@pytest.mark.parametrize("start", [(0, 0), (5, 4), (30, 12), (40, 0)])
 def test_a_stored_tile_changes_only_elements_of_the_tensor(kind: str, start: tuple[int, int]) -> None:
     y = torch.full((32, 40), -1.0)
     text = kernel(STORED.replace("FROM", f"{start[1]}, {start[0]}"), f"{MAP} y_map", 8, 32, 0, '"y_map"')
@@ -220,6 +220,13 @@ def test_a_tile_that_is_read_before_its_copy_completes_is_garbage(device: Emulat
         run(device, text, {"x": x, "y": y}, {"rows": 8, "cols": 32})
         found.append(torch.equal(x, y))
     assert found in ([True, False], [False, True])
+
+
+@pytest.mark.parametrize("start", [(-3, 0), (0, -8)])
+def test_a_stored_tile_that_begins_below_zero_is_reported(device: EmulatedDevice, start: tuple[int, int]) -> None:
+    text = kernel(STORED.replace("FROM", f"{start[1]}, {start[0]}"), f"{MAP} y_map", 8, 32, 0, '"y_map"')
+    error = rejected(device, text, {"x": torch.zeros(8, 32), "y": torch.zeros(8, 32)}, rows=8, cols=32)
+    assert f"begins at index {min(start)} of a dim" in error.log
 
 
 def test_a_store_without_a_wait_is_reported(device: EmulatedDevice) -> None:

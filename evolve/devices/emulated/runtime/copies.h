@@ -175,6 +175,10 @@ void copy_tile(char* shared, const void* described, const long long* at, unsigne
         fail(LAUNCH_ERROR, "a copy of a tile needs the address of a tensor map: take it as `const __grid_constant__ CUtensorMap`");
     if (copy.map.rank != rank)
         fail(LAUNCH_ERROR, "the tensor map has %u dims, the instruction is for %u", copy.map.rank, rank);
+    for (unsigned dim = 0; dim < rank; ++dim)
+        if (!barrier && at[dim] < 0)
+            fail(LAUNCH_ERROR, "a stored tile begins at index %lld of a dim: a GPU loads tiles that begin below 0, but raises an "
+                 "illegal instruction for stores", at[dim]);
     if (at[0] * int(copy.map.item_bytes) % 16)
         fail(LAUNCH_ERROR, "a tile begins at index %lld of its innermost dim: that times %u bytes must be a multiple of 16, "
              "or a GPU raises an illegal instruction", at[0], unsigned(copy.map.item_bytes));
