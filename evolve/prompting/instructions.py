@@ -116,8 +116,8 @@ wait(at(&arrived), 0);  // used again, its phases are 1, 0, 1, ...
         "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [map, {column, row}], [tile]; "
         "cp.async.bulk.commit_group; and cp.async.bulk.wait_group 0 before the block ends, or wait_group.read before "
         "the tile changes; elements beyond the tensor are not written, but no coordinate may be negative. For "
-        "products, let one warp fill a ring of stages, each with an mbarrier `full` (one arrival and the bytes) and one "
-        "`empty` (an arrival of each warpgroup that has read it), so that warpgroups only wait and multiply.",
+        "products, let one warp fill a ring of stages, each with an mbarrier `full` (one arrival and the bytes) and "
+        "one `empty` (an arrival of each warpgroup that has read it), so that warpgroups only wait and multiply.",
         """\
 __device__ void wait(unsigned barrier, int phase) {
     asm volatile("{\\n.reg .pred done;\\nagain:\\n"
