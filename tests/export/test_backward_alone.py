@@ -78,6 +78,16 @@ def test_the_kernel_of_a_backward_runs_where_that_of_the_forward_does_not_win(
     assert "a kernel computes embedding_backward" in known["embedding"].explain((INDICES, weight), {}).reason
 
 
+def test_a_result_can_be_changed_in_place(tmp_path: Path, machine: EmulatedMachine) -> None:
+    known = made(tmp_path, machine, forward_us=150.0)
+    for _ in range(3):
+        weight, own = (torch.arange(64.0).view(8, 8).requires_grad_() for _ in range(2))
+        out, expected = known["embedding"](INDICES, weight), functional.embedding(INDICES, own)
+        for x in (out, expected):
+            x.mul_(3).sum().backward()
+        torch.testing.assert_close(weight.grad, own.grad)
+
+
 def test_without_gradients_pytorch_runs(tmp_path: Path, machine: EmulatedMachine) -> None:
     known = made(tmp_path, machine, forward_us=150.0)
     weight = torch.randn(8, 8, requires_grad=True)

@@ -202,3 +202,9 @@ def test_a_combination_that_no_kernel_was_tested_with_is_left_to_pytorch(
     explanation = op.explain(inputs, {**ADAMW, "lr": 10.0, "step": 1})
     assert not explanation.kernel
     assert "no kernel was tested with the combination" in explanation.reason
+
+
+def test_the_first_result_of_a_call_is_no_view(tmp_path: Path) -> None:
+    relu = Function(FORMS["relu"], primitives(["relu"], tmp_path, EmulatedMachine()))
+    for _ in range(3):
+        assert not relu(torch.randn(4, 6, 8)).detach_()._is_view()

@@ -138,13 +138,15 @@ class Primitive:
         ready: Any = decision.ready
         if not (torch.is_grad_enabled() and any(x.requires_grad for x in views)):
             outputs: Tensors = ready.launch(tuple(map(as_kernel_reads, views, decision.inputs)), parameters)
+            reshaped: Any = torch.ops.aten._unsafe_view  # noqa: SLF001 - no view, which `detach_` refuses; no public way
         else:
+            reshaped = torch.Tensor.view  # shares the count of changes with the output that is saved for the backward
             folded = tuple(x.reshape(shape) for x, shape in zip(views, decision.inputs, strict=True))
             apply: Any = Differentiable.apply
             outputs = apply(self.gradients, partial(launched, decision, parameters), parameters, *folded)
         if decision.outputs is None:
             return outputs
-        return tuple([out.view(shape) for out, shape in zip(outputs, decision.outputs, strict=True)])
+        return tuple([reshaped(out, shape) for out, shape in zip(outputs, decision.outputs, strict=True)])
 
     def captures(self, device: torch.device) -> bool:
         """Return whether a CUDA graph is being captured."""
