@@ -188,17 +188,17 @@ def device() -> EmulatedDevice:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("&x_map, 0, 0", "&x_map, 7, 0", "begins at index 7 of its innermost dim"),
+        ("&x_map, 0, 0", "&x_map, 7, 0", "begins at index 7 of the innermost dim"),
         (
             "expect(&full, sizeof(tile))",
             "expect(&full, 2 * sizeof(tile))",
-            "of which 0 arrivals and 1024 bytes are missing",
+            "at which 0 arrivals and 1024 bytes are missing",
         ),
-        ("begin(&full, 1)", "begin(&full, 2)", "of which 1 arrivals and 0 bytes are missing"),
-        ("begin(&full, 1);", "", "not initialised"),
-        ("wait(&full, 0);\n", "", "ends while a bulk copy into its shared memory is under way"),
-        ("load(tile,", "load(tile + 4,", "shared addresses of tiles are multiples of 128"),
-        ("&x_map", "(const CUtensorMap*)y", "needs the address of a tensor map"),
+        ("begin(&full, 1)", "begin(&full, 2)", "at which 1 arrivals and 0 bytes are missing"),
+        ("begin(&full, 1);", "", "before it is initialised"),
+        ("wait(&full, 0);\n", "", "ends while a bulk copy into its shared memory is in progress"),
+        ("load(tile,", "load(tile + 4,", "shared addresses of tiles multiples of 128"),
+        ("&x_map", "(const CUtensorMap*)y", "needs the address of a parameter"),
     ],
 )
 def test_a_wrong_use_of_barriers_and_copies_is_reported(device: EmulatedDevice, old: str, new: str, said: str) -> None:
@@ -233,7 +233,7 @@ def test_a_store_without_a_wait_is_reported(device: EmulatedDevice) -> None:
     body = STORED.replace("FROM", "0, 0").replace("stored();", "").replace("&& blockIdx.x == 0", "")
     text = kernel(body, f"{MAP} y_map", 8, 32, 0, '"y_map"')
     error = rejected(device, text, {"x": torch.zeros(8, 32), "y": torch.zeros(8, 32)}, rows=8, cols=32)
-    assert "out of its shared memory is under way" in error.log
+    assert "out of its shared memory is in progress" in error.log
 
 
 @pytest.mark.parametrize("kind", EVERY_DEVICE)

@@ -1,5 +1,5 @@
-// Comforts of the pages: sorting, filtering and saving tables, copying code, choosing a page of a one-file report,
-// and fresh content while a run writes. Everything can be read without this script.
+// Functions of the pages: sorting, filtering and saving tables, copying code, choosing a page of a one-file report, and
+// updates while a run writes. All content can be read without this script.
 "use strict";
 (() => {
   const status = document.getElementById("status");
@@ -31,7 +31,8 @@
   };
   function compare(a, b) {
     if (typeof a === "number" && typeof b === "number") return a - b;
-    if (typeof a !== typeof b) return typeof a === "number" ? 1 : -1;  // what has no number comes last when descending
+    // Cells without a number come last in descending order.
+    if (typeof a !== typeof b) return typeof a === "number" ? 1 : -1;
     return a.localeCompare(b);
   }
   function sort(table, column, descending) {
@@ -159,7 +160,7 @@
       replace(part, then.querySelector(`[data-part="${CSS.escape(part.dataset.part)}"]`));
     }
   }
-  function remember() {  // so that the first change replaces only what differs from what was loaded
+  function remember() {  // so that the first change replaces only the parts that differ from the loaded page
     const content = document.getElementById("content");
     const parts = content.querySelectorAll("[data-part]");
     for (const part of parts.length ? parts : [content]) part.dataset.text = part.innerHTML;
@@ -167,7 +168,7 @@
   function replace(part, found) {
     const text = found.innerHTML;
     const field = document.activeElement;
-    if (part.dataset.text === text || (part.contains(field) && field.matches("input"))) return;  // text that is being typed is kept
+    if (part.dataset.text === text || (part.contains(field) && field.matches("input"))) return;  // being typed
     const opened = [...part.querySelectorAll("details")].map((one) => one.open);
     const scrolled = [...part.querySelectorAll(".scroll")].map((one) => one.scrollTop);
     const before = part.cloneNode(false);
@@ -181,7 +182,7 @@
     part.dataset.text = text;
   }
   function listen() {
-    // A browser allows only a few connections to one server, so that hidden tabs give theirs back.
+    // A browser allows only a few connections to one server, so hidden tabs close theirs.
     let source = null;
     let busy = false;
     let again = false;

@@ -83,13 +83,13 @@ extern EVOLVE_LOCAL const uint3 threadIdx, blockIdx;
 extern EVOLVE_LOCAL const dim3 blockDim, gridDim;
 constexpr int warpSize = 32;
 
-// A list of pointers that a kernel takes by value.
+// A list of pointers that is passed to a kernel by value.
 template <class T, int N> struct List {
     T data[N];
     T operator[](int index) const { return data[index]; }
 };
 
-// A tensor map that a kernel takes by value; the runtime knows what it holds.
+// A tensor map that is passed to a kernel by value; only the runtime reads its content.
 struct alignas(64) CUtensorMap_st {
     unsigned long long opaque[16];
 };

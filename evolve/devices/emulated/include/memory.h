@@ -41,7 +41,7 @@ inline unsigned __isGlobal(const void*) { return 1; }
 #define EVOLVE_DYNAMIC static
 #endif
 
-// A heap would outlive the call. The functions are declared so that the error for a kernel that uses them says so.
+// A heap would outlive the call. The functions are declared so that a kernel that uses them gets this error.
 extern "C" void* malloc(size_t) noexcept(true);
 extern "C" void free(void*) noexcept(true);
 

@@ -3,9 +3,9 @@
 
 namespace evolve::ptx {
 
-// Registers hold the lower half of an address in shared memory, which names a place in one of two short ranges.
+// Registers hold the lower half of an address in shared memory, which is enough: all addresses are in two short ranges.
 inline char* of_shared(unsigned low) {
-    static __thread char near;  // beside the block's static shared memory
+    static __thread char near;  // next to the block's static shared memory
     char* dynamic = reinterpret_cast<char*>(EVOLVE_SHARED);
     const unsigned offset = low - unsigned(reinterpret_cast<size_t>(dynamic));
     if (offset < dynamic_bytes) return dynamic + offset;
@@ -35,7 +35,8 @@ inline double product_tf32(unsigned a, unsigned b) {  // the last 13 bits are ig
     return double(from_word<float>(a & 0xffffe000u)) * double(from_word<float>(b & 0xffffe000u));
 }
 
-// Both shapes hand out their words alike; each word is a pair of 16-bit values along the sum, or one of 32 bits.
+// Both shapes distribute their words in the same way. A word is a pair of 16-bit values along the sum, or a 32-bit
+// value.
 inline void multiply(double of(unsigned, unsigned), float& d0, float& d1, float& d2, float& d3, unsigned a0, unsigned a1,
                      unsigned a2, unsigned a3, unsigned b0, unsigned b1, float c0, float c1, float c2, float c3) {
     const unsigned row = lane() & ~3u, column = 2 * (lane() % 4);
@@ -68,7 +69,7 @@ template <class T, bool ACROSS> struct Tile {
     unsigned leading, stride;
     explicit Tile(unsigned long long descriptor) {
         if (descriptor >> 62 != 1 || (descriptor >> 49 & 7) != 0)
-            fail(LAUNCH_ERROR, "wgmma: the emulated device knows tiles with a swizzle of 128 bytes that begin at multiples of 1024");
+            fail(LAUNCH_ERROR, "wgmma: the emulated device supports only a swizzle of 128 bytes, at multiples of 1024");
         static __thread char near;
         char* dynamic = reinterpret_cast<char*>(EVOLVE_SHARED);
         const unsigned low = unsigned(descriptor & 0x3fff) << 4;
@@ -87,7 +88,8 @@ template <class T, bool ACROSS> struct Tile {
     }
 };
 
-// Each thread computes its own sums, at once: what reads or overwrites before it has waited is found on a GPU alone.
+// Each thread computes its own sums at once. A kernel that reads or overwrites data before it has waited fails only on
+// a GPU.
 template <class T, bool B_ACROSS, class... D>
 void multiply_rows(const float (&of_a)[2][16], unsigned long long b, int add, D&... d) {
     constexpr unsigned DEPTH = 16, COLUMNS = 2 * sizeof...(D);
@@ -117,7 +119,7 @@ void multiply_tiles(unsigned long long a, unsigned long long b, int add, D&... d
     multiply_rows<T, B_ACROSS>(of_a, b, add, d...);
 }
 
-// The same with the rows of A in registers: four lanes have those of two rows, pairs along the sum.
+// The same with the rows of A in registers: four lanes hold two rows, as pairs of values along the sum.
 template <class T, bool B_ACROSS, class... D>
 void multiply_registers(unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned long long b, int add, D&... d) {
     const unsigned first = lane() & ~3u;
@@ -133,7 +135,7 @@ void multiply_registers(unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsi
     multiply_rows<T, B_ACROSS>(of_a, b, add, d...);
 }
 
-// The lanes' addresses are exchanged; no lane goes on before all lanes have read.
+// The lanes' addresses are exchanged; no lane continues before all lanes have read.
 template <int N, bool TRANS, class... R> void load_matrices(unsigned address, R&... to) {
     static_assert(sizeof...(R) == N, "ldmatrix: the number of registers must be that of the matrices");
     const char* place = of_shared(address);
@@ -170,12 +172,12 @@ template <bool FLUSHED> void exp2_approx(float& to, float from) {
     if (FLUSHED && to < 0x1p-126f) to = 0.0f;
 }
 
-// Copies at once: what reads before it has waited is found on a GPU alone.
+// Copies at once. A kernel that reads before it has waited fails only on a GPU.
 template <class T> void copy_async(unsigned to, const T* from, unsigned bytes, unsigned given) {
     char* place = of_shared(to);
     if ((reinterpret_cast<size_t>(place) | reinterpret_cast<size_t>(from)) % bytes != 0)
         fail(LAUNCH_ERROR, "misaligned address of cp.async");
-    if (given > bytes) fail(LAUNCH_ERROR, "cp.async reads %u bytes, of %u that it writes", given, bytes);
+    if (given > bytes) fail(LAUNCH_ERROR, "cp.async reads %u bytes but writes only %u", given, bytes);
     __builtin_memcpy(place, from, given);
     __builtin_memset(place + given, 0, bytes - given);
 }
@@ -196,7 +198,7 @@ inline void arrive_and_expect(unsigned at, unsigned bytes) { expect(at, bytes), 
 inline void wait_for_phase(unsigned at, unsigned parity) { wait_for(barrier_at(at), parity); }
 template <class T> void phase_has_ended(T& ended, unsigned at, unsigned parity) { ended = has_ended(barrier_at(at), parity); }
 
-// An address as asm takes it: a pointer or a number.
+// An address as an operand of asm: a pointer or a number.
 template <class T> void* address_of(const T* pointer) { return const_cast<T*>(pointer); }
 inline void* address_of(unsigned long long number) { return reinterpret_cast<void*>(number); }
 

@@ -23,11 +23,11 @@ struct Thread {
     Wait wait;
     Fibre* fibre;
     Thread* next;
-    const void* place;  // in the kernel, where lanes converge, or the mbarrier that it waits for
-    unsigned group;     // of its bulk copies out of shared memory
+    const void* place;  // the place in the kernel where lanes converge, or the mbarrier that the thread waits for
+    unsigned group;     // number of its current group of bulk copies out of shared memory
 };
 
-// What a tensor map holds; the innermost dim comes first.
+// The content of a tensor map; the innermost dim comes first.
 struct TileMap {
     Word address;
     unsigned item_bytes, rank, swizzle, box[MOST_DIMS];
@@ -36,7 +36,7 @@ struct TileMap {
 };
 static_assert(sizeof(TileMap) == 128, "the device writes tensor maps of 128 bytes");
 
-// A bulk copy. Those into shared memory have a barrier; those of a stretch have a map without dims.
+// A bulk copy. A copy into shared memory has a barrier; a copy of contiguous bytes has a map without dims.
 struct Copy {
     char *shared, *global;
     Word bytes;
@@ -72,7 +72,7 @@ struct Block {
     Fibre* starting;
     unsigned threads, live, unstarted, reached, reversed;
     unsigned ahead;  // warps run on to the next barrier one after the other, instead of step by step
-    unsigned late, pending;  // bulk copies happen late; those under way
+    unsigned late, pending;  // whether bulk copies happen late; number of copies in progress
     Copy copies[MOST_COPIES];
     unsigned at_barrier, at_grid_barrier, at_warpgroup[MAX_THREADS / WARPGROUP];
     int counts[3], results[3];

@@ -40,7 +40,7 @@ static void describe_missing(char* text, size_t bytes) {
     }
 }
 
-// Writes what the mbarrier lacks for which the first thread waits.
+// Writes the arrivals and bytes that are missing at the mbarrier for which the first thread waits.
 static void describe_barrier(char* text, size_t bytes) {
     for (unsigned number = 0; number < block->threads; ++number) {
         const Thread& thread = block->all[number];
@@ -68,7 +68,7 @@ static void describe_barrier(char* text, size_t bytes) {
     add(count_waiting(AT_GRID_BARRIER), "at grid.sync()", "");
     add(count_waiting(AT_WARPGROUP), "at wgmma.wait_group, which not all four warps reach", "");
     describe_barrier(missing, sizeof missing);
-    add(count_waiting(AT_MBARRIER), "at an mbarrier, of which %s are missing", missing);
+    add(count_waiting(AT_MBARRIER), "at an mbarrier at which %s are missing", missing);
     fail(LAUNCH_ERROR, "deadlock in block (%u,%u,%u): %s", blockIdx.x, blockIdx.y, blockIdx.z, text);
 }
 
@@ -116,7 +116,7 @@ void sync_grid() {
     suspend(AT_GRID_BARRIER);
 }
 
-// No warp of four goes on before all have come: they multiply together.
+// No warp of a warpgroup continues before all four have arrived, because they multiply together.
 void sync_warpgroup() {
     const unsigned group = block->current->number / WARPGROUP;
     if (++block->at_warpgroup[group] < WARPGROUP) return suspend(AT_WARPGROUP);
@@ -169,7 +169,7 @@ unsigned converged_lanes(const void* place) {
     return block->warps[thread->number / LANES].converged;
 }
 
-// Lets other threads run now and then, because this one may be spinning.
+// Lets other threads run from time to time, because this one may be spinning.
 void yield() {
     static EVOLVE_LOCAL unsigned calls;
     unsigned call = ++calls;
@@ -202,10 +202,10 @@ void poison(void* variable, Size bytes) {
     block->static_shared += bytes;
     if (block->static_shared > 48 << 10)
         fail(COMPILE_ERROR, "ptxas: the kernel uses too much static shared memory (%zu bytes, 49152 are allowed); "
-             "take the rest as `extern __shared__` and declare `shared` in the launch", block->static_shared);
+             "declare the rest as `extern __shared__`, and its size as `shared` in the launch", block->static_shared);
     if (block->static_shared + dynamic_bytes > MAX_SHARED)
-        fail(ILLEGAL, "%zu bytes of static and %u of dynamic shared memory, of %zu", block->static_shared, dynamic_bytes,
-             MAX_SHARED);
+        fail(ILLEGAL, "%zu bytes of static and %u of dynamic shared memory exceed the limit of %zu",
+             block->static_shared, dynamic_bytes, MAX_SHARED);
 }
 
 static Word nanoseconds(clockid_t clock) {

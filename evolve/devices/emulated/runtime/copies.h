@@ -1,5 +1,6 @@
 // Barriers in shared memory that count arrivals and bytes (mbarrier), and the bulk copies that such barriers and groups
-// wait for. In every other block a copy happens as late as can be: when its thread waits for it, or none can go on.
+// wait for. In every other block, a copy happens as late as possible: when its thread waits for it,
+// or no thread can continue.
 #pragma once
 #include "block.h"
 
@@ -8,8 +9,8 @@ namespace evolve {
 constexpr Word BARRIER_MARK = 0xb1a7, MAP_MARK = 0x70616d2d656c6974;
 constexpr int BYTE_BITS = 23, MOST_BYTES = (1 << 20) - 1;
 
-// What one word of shared memory holds: arrivals that are missing, those of a whole phase, bytes that are missing, and
-// the parity of the phase.
+// The content of one word of shared memory: the number of missing arrivals, the arrivals of a whole phase, the missing
+// bytes, and the parity of the phase.
 struct Counts {
     unsigned missing, arrivals;
     int bytes;
@@ -19,14 +20,14 @@ struct Counts {
 static Counts counts_of(const Word* barrier) {
     const Word word = *barrier;
     if (word >> 48 != BARRIER_MARK)
-        fail(LAUNCH_ERROR, "block (%u,%u,%u), thread (%u,%u,%u): an mbarrier is used that is not initialised", blockIdx.x,
-             blockIdx.y, blockIdx.z, threadIdx.x, threadIdx.y, threadIdx.z);
+        fail(LAUNCH_ERROR, "block (%u,%u,%u), thread (%u,%u,%u): an mbarrier is used before it is initialised",
+             blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, threadIdx.y, threadIdx.z);
     const int shift = 32 - BYTE_BITS;
     return {unsigned(word & 0xfff), unsigned(word >> 12 & 0xfff), int(unsigned(word >> 24) << shift) >> shift,
             unsigned(word >> 47 & 1)};
 }
 
-// Stores the counts. If nothing is missing the phase ends, and those that wait for it go on.
+// Stores the counts. If nothing is missing, the phase ends, and the threads that wait for it continue.
 static void update(Word* barrier, Counts counts) {
     const bool ends = !counts.missing && !counts.bytes;
     if (ends) counts.missing = counts.arrivals, counts.parity ^= 1;
@@ -40,7 +41,7 @@ static void update(Word* barrier, Counts counts) {
 }
 
 void begin_barrier(Word* barrier, unsigned arrivals) {
-    if (!arrivals || arrivals > 0xfff) fail(LAUNCH_ERROR, "mbarrier.init: %u arrivals, of 1 to 4095", arrivals);
+    if (!arrivals || arrivals > 0xfff) fail(LAUNCH_ERROR, "mbarrier.init: %u arrivals, not 1 to 4095", arrivals);
     *barrier = BARRIER_MARK << 48 | Word(arrivals) << 12 | arrivals;
 }
 
@@ -60,7 +61,7 @@ void expect_bytes(Word* barrier, int bytes) {
 void arrive_at(Word* barrier, unsigned arrivals) {
     Counts counts = counts_of(barrier);
     if (counts.missing < arrivals)
-        fail(LAUNCH_ERROR, "block (%u,%u,%u), thread (%u,%u,%u): an arrival at an mbarrier of whose %u none is missing",
+        fail(LAUNCH_ERROR, "block (%u,%u,%u), thread (%u,%u,%u): an mbarrier gets more than its %u arrivals",
              blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, threadIdx.y, threadIdx.z, counts.arrivals);
     counts.missing -= arrivals;
     update(barrier, counts);
@@ -130,7 +131,7 @@ static void finish(unsigned index) {
     move(copy);
 }
 
-// Finishes one copy into shared memory that is under way; called when no thread can run.
+// Finishes one pending copy into shared memory; called when no thread can run.
 static bool finish_a_copy() {
     for (unsigned count = 0; count < block->pending; ++count) {
         const unsigned index = block->reversed ? block->pending - 1 - count : count;
@@ -152,8 +153,8 @@ bool has_ended(Word* barrier, unsigned parity) {
 
 static void start(Copy& copy) {
     if (reinterpret_cast<Word>(copy.shared) % (copy.map.rank ? 128 : 16) || reinterpret_cast<Word>(copy.global) % 16 || copy.bytes % 16)
-        fail(LAUNCH_ERROR, "block (%u,%u,%u): misaligned bulk copy: shared addresses of tiles are multiples of 128, all else of 16",
-             blockIdx.x, blockIdx.y, blockIdx.z);
+        fail(LAUNCH_ERROR, "block (%u,%u,%u): misaligned bulk copy: addresses and sizes must be multiples of 16, and "
+             "shared addresses of tiles multiples of 128", blockIdx.x, blockIdx.y, blockIdx.z);
     check_within(copy.shared, copy.bytes);
     if (copy.barrier) counts_of(copy.barrier);
     copy.thread = block->current->number, copy.group = block->current->group;
@@ -172,16 +173,16 @@ void copy_tile(char* shared, const void* described, const long long* at, unsigne
     Copy copy = {};
     memcpy(&copy.map, described, sizeof copy.map);
     if (copy.map.mark != MAP_MARK)
-        fail(LAUNCH_ERROR, "a copy of a tile needs the address of a tensor map: take it as `const __grid_constant__ CUtensorMap`");
+        fail(LAUNCH_ERROR, "a copy of a tile needs the address of a parameter `const __grid_constant__ CUtensorMap`");
     if (copy.map.rank != rank)
-        fail(LAUNCH_ERROR, "the tensor map has %u dims, the instruction is for %u", copy.map.rank, rank);
+        fail(LAUNCH_ERROR, "the tensor map has %u dims, but the instruction is for %u", copy.map.rank, rank);
     for (unsigned dim = 0; dim < rank; ++dim)
         if (!barrier && at[dim] < 0)
-            fail(LAUNCH_ERROR, "a stored tile begins at index %lld of a dim: a GPU loads tiles that begin below 0, but raises an "
-                 "illegal instruction for stores", at[dim]);
+            fail(LAUNCH_ERROR, "a stored tile begins at index %lld of a dim: a GPU can load tiles that begin below 0, but "
+                 "raises an illegal instruction if one is stored", at[dim]);
     if (at[0] * int(copy.map.item_bytes) % 16)
-        fail(LAUNCH_ERROR, "a tile begins at index %lld of its innermost dim: that times %u bytes must be a multiple of 16, "
-             "or a GPU raises an illegal instruction", at[0], unsigned(copy.map.item_bytes));
+        fail(LAUNCH_ERROR, "a tile begins at index %lld of the innermost dim: times %u bytes, this must be a multiple "
+             "of 16, or a GPU raises an illegal instruction", at[0], unsigned(copy.map.item_bytes));
     copy.shared = shared, copy.global = reinterpret_cast<char*>(copy.map.address);
     copy.barrier = barrier, copy.out = !barrier, copy.bytes = copy.map.item_bytes;
     for (unsigned dim = 0; dim < rank; ++dim) copy.bytes *= copy.map.box[dim], copy.at[dim] = int(at[dim]);
@@ -190,7 +191,7 @@ void copy_tile(char* shared, const void* described, const long long* at, unsigne
 
 void commit_copies() { ++block->current->group; }
 
-// Finishes this thread's copies out of shared memory, but for its newest groups.
+// Finishes this thread's copies out of shared memory, except its newest groups.
 void wait_for_copies(unsigned newest) {
     const Thread& thread = *block->current;
     for (unsigned index = 0; index < block->pending;) {
@@ -204,8 +205,8 @@ void wait_for_copies(unsigned newest) {
 static void check_no_copy_is_under_way() {
     if (!block->pending) return;
     const bool out = block->copies[0].out;
-    fail(LAUNCH_ERROR, "block (%u,%u,%u) ends while a bulk copy %s its shared memory is under way: wait for it%s", blockIdx.x,
-         blockIdx.y, blockIdx.z, out ? "out of" : "into", out ? " (cp.async.bulk.wait_group)" : "");
+    fail(LAUNCH_ERROR, "block (%u,%u,%u) ends while a bulk copy %s its shared memory is in progress: wait for it%s",
+         blockIdx.x, blockIdx.y, blockIdx.z, out ? "out of" : "into", out ? " (cp.async.bulk.wait_group)" : "");
 }
 
 }  // namespace evolve

@@ -22,8 +22,8 @@ struct Fibre {
     Fibre* next;
 };
 
-static EVOLVE_LOCAL Fibre* idle_fibres;  // of this OS thread only: an ending fibre uses its stack until it switches
-static Fibre* spare_fibres;              // of OS threads that have ended
+static EVOLVE_LOCAL Fibre* idle_fibres;  // those of this OS thread: an ending fibre uses its stack until it switches
+static Fibre* spare_fibres;              // those of OS threads that have ended
 static pthread_mutex_t spare_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static Fibre* new_fibre() {

@@ -1,5 +1,5 @@
 // Interface between kernels and the runtime. Ordinary launches run on one OS thread with plain state.
-// Cooperative launches run each block on an OS thread of its own.
+// Cooperative launches run each block on a separate OS thread.
 #pragma once
 
 #ifdef EVOLVE_COOPERATIVE
