@@ -1,4 +1,4 @@
-"""Archive of kernels, proposals and evaluations: their formats, and the store that keeps them."""
+"""Archive of kernels, proposals and evaluations: their formats, and their store."""
 
 
 class ArchiveError(Exception):

@@ -277,7 +277,7 @@ def _beyond_the_copy_engine(bound: BoundMap) -> str:
     if line % PIECE_BYTES:
         return f"a line of the box has {line} bytes; it must be a multiple of {PIECE_BYTES}"
     if bound.swizzle and line != bound.swizzle:
-        return f"a line of the box has {line} bytes; with a swizzle of {bound.swizzle} it must have as many"
+        return f"a line of the box has {line} bytes, but a swizzle of {bound.swizzle} requires {bound.swizzle}"
     for stride in bound.strides:
         if stride % PIECE_BYTES or stride >= MAX_MAP_STRIDE:
             return f"the stride of {stride} bytes is not a multiple of {PIECE_BYTES} below 2^40"

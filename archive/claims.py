@@ -125,7 +125,7 @@ def claims_on(path: Path) -> Iterator[SqliteClaims]:
     if not path.exists():  # SQLite would create an empty archive
         raise ArchiveError(f"there is no archive at {path} any more: it was deleted or moved while it was in use")
     with closing(sqlite3.connect(path, BUSY_SECONDS, isolation_level=None, check_same_thread=False)) as connection:
-        connection.execute("PRAGMA synchronous = NORMAL")  # claims need not survive a power failure
+        connection.execute("PRAGMA synchronous = NORMAL")  # claims may be lost in a power failure
         claims = SqliteClaims(connection)
         with renewed(claims, sqlite3.Error):
             yield claims

@@ -298,7 +298,7 @@ def _toml(value: object) -> str:
 
 
 def _check_visible(table: Mapping[str, object], header: str, first_line: int) -> None:
-    """Raise for hidden characters in TOML escapes, which a check of the raw text cannot see."""
+    """Raise for hidden characters in TOML escapes, which a check of the raw text does not find."""
     for text, path in _strings(table, ()):
         if found := hidden(text):
             raise PlanError(f"the plan has an escape for {described(found)}", first_line + line_of(header, path))

@@ -62,7 +62,7 @@ class DeviceInfo:
 
 
 def device_fields(info: DeviceInfo) -> dict[str, Any]:
-    """Return the fields of a device for its id, without unknown ones that earlier versions did not have."""
+    """Return the fields of a device for its id, without unknown fields that earlier versions did not have."""
     return _identifying(asdict(info))
 
 

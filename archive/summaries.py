@@ -1,7 +1,7 @@
 """Summaries: the small fields of kernels, proposals and evaluations, for code that reads many of them at once.
 
 Summaries that are read are named tuples, not dataclasses, because a run may read a hundred thousand of them.
-The archive keeps them in separate columns, so that texts, replies, logs and checks are not read with them.
+The archive stores them in separate columns, so that texts, replies, logs and checks are not read with them.
 """
 
 import json

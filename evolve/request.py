@@ -1,4 +1,4 @@
-"""The contract of a proposer: it sees ops, kernels and their evaluations, but never a device."""
+"""The contract of a proposer, which gets ops, kernels and their evaluations, but never a device."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from evolve.engines.ray_engine import RayEngine
     from evolve.request import Proposer
 
-CORES_PER_PREPARER = 4  # the other cores compile and time kernels meanwhile
+CORES_PER_PREPARER = 4  # the other cores compile and time kernels at the same time
 DEFAULT_ARCHIVE, IN_MEMORY = Path(".evolve/archive.db"), Path(":memory:")
 RESCUED = re.compile(r"; all its records are saved in (.+)$")
 # The beginning of an error about a damaged archive.

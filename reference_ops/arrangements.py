@@ -122,7 +122,7 @@ def of_order(name: str) -> Mapping[str, Arrange]:
 
 
 def of_permutation(name: str) -> Mapping[str, Arrange]:
-    """Return permutations: those of `of_order`, and one that keeps the first half and reverses the second."""
+    """Return permutations: those of `of_order`, and a permutation that reverses only the second half."""
 
     def half(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
         size = inputs[name].shape[-1]

@@ -171,7 +171,7 @@ def _faint(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def _vast(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw numbers far above float16's range, for ops whose bias would hide faint ones; in float16 normal numbers."""
+    """Draw numbers far above float16's range, if a bias would hide faint numbers; in float16 normal numbers."""
     _normal(tensor, generator).mul_(1.0 if tensor.dtype == torch.float16 else VAST)
 
 
@@ -303,8 +303,8 @@ def _scatter(tensor: torch.Tensor, values: torch.Tensor, generator: torch.Genera
 
     In about half of these rows, it is the last place, which kernels may treat differently. The last row is among these
     rows, except in half of the draws of a few rows: it has the value in every tensor, so that one tensor hides the
-    others. In half of those draws, it has the value at the first place, from where a running result must carry the
-    value to the end.
+    others. In half of those draws, it has the value at the first place, from which a running result must pass the value
+    on to the end.
     """
     rows = tensor.view(len(tensor) if tensor.ndim else 1, -1)
     last = rows.shape[1] - 1

@@ -261,7 +261,7 @@ def few_extreme_seeds(op: Op, workload: Workload, rng: random.Random) -> list[in
 def seeds_in_turn(op: Op, workload: Workload, values: str, rng: random.Random) -> list[int]:
     """Return seeds for NaN or infinities at the last place of each input, in rows in which the other inputs are finite.
 
-    If rows are single numbers, or too few, each input needs a draw of its own.
+    If rows are single numbers, or too few, each input needs a separate draw.
     """
     alike, first = _drawn_so(op, values), SEEDS_ALIKE * (rng.randrange(SEEDS // SEEDS_ALIKE // 2) + 1) - 1
     if not alike and values in op.extremes:

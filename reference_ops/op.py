@@ -181,7 +181,7 @@ class Op:
     values: tuple[str, ...] = COMMON  # distributions of the inputs besides the normal one; see distributions.py
     by_rows: bool = True  # whether each index of the first dim is computed independently
     draw: Callable[..., None] | None = None  # overwrites the drawn inputs in place; may accept sizes and parameters
-    # Extreme arrangements of masks, indices and the like, by name; each overwrites normal inputs after `draw`.
+    # Extreme arrangements of masks, indices and similar inputs, by name; each overwrites normal inputs after `draw`.
     arranged: Mapping[str, Arrange] = field(default_factory=dict)
     exempt: Mapping[str, str] = field(default_factory=dict)  # extremes that the op leaves undefined, with the reasons
     nan_spreads: bool = False  # whether NaN reaches every result of its row, even x - x
@@ -283,7 +283,10 @@ class Op:
 
     @property
     def varied(self) -> tuple[TensorSpec, ...]:
-        """The inputs that are drawn from the requested distributions. The other inputs are weights and the like."""
+        """The inputs that are drawn from the requested distributions.
+
+        The other inputs are weights and similar tensors.
+        """
         return self.sharing_rows or self.floating
 
     @property

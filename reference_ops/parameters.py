@@ -76,7 +76,7 @@ def far_apart(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> t
     """Return a workload for each integer parameter, with its greatest listed value and the least of related sizes.
 
     Related sizes are the other integer parameters and the sizes of filters: a stride beyond the window leaves gaps, and
-    a padding beyond the filter makes windows outside the input. Sizes of tensors that are parameters stay as they are.
+    a padding beyond the filter makes windows outside the input. Sizes of tensors that are parameters do not change.
     """
     ranges, dims = ranges_of(op.listed), dims_of(op)
     parameters = [name for name in integer_parameters(op) if name in ranges and name not in dims]

@@ -53,7 +53,7 @@ def raising_stopped() -> Iterator[None]:
 
 
 def check() -> None:
-    """Raise Stopped if a signal has arrived, because Python swallows exceptions raised in weak reference callbacks."""
+    """Raise Stopped if a signal has arrived: Python suppresses exceptions raised in weak reference callbacks."""
     if _received:
         signal.setitimer(signal.ITIMER_REAL, 0)  # cancel a postponed Stopped
         raise Stopped(_received[0])

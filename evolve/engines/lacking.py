@@ -106,7 +106,7 @@ class LackingBaselines:
         return request
 
     def end_compilation(self, request: PreparationRequest) -> None:
-        """Note that a worker has finished a compilation. If it failed, the baseline is compiled when it is timed."""
+        """Record that a worker has finished a compilation. If it failed, the baseline is compiled when it is timed."""
         self._compiling.discard(request)
         self._compiled.add(request)
 

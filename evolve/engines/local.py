@@ -50,7 +50,7 @@ class LocalEngine:
 
     At the end of work other than an evaluation, the phase is empty.
 
-    With several `cards` of the device, such as GPUs, each has `workers` evaluators, and the first card stands for the
+    With several `cards` of the device, such as GPUs, each has `workers` evaluators, and the first card represents the
     device: champions are confirmed, kernels profiled and PyTorch timed on it. Up to `preparers` processes compile
     baselines ahead; they start when a kernel lacks a baseline.
     """

@@ -112,8 +112,8 @@ class RayEngine:
         verdicts: list[Evaluation] = []
         while True:
             try:
-                # Jobs are handed out before verdicts are yielded, so that the actors stay busy while the caller handles
-                # the verdicts.
+                # Jobs are distributed before verdicts are yielded, so that the actors stay busy while the caller
+                # handles the verdicts.
                 ended = self._fill(iter(()) if ended else incoming)
             finally:
                 yield from verdicts

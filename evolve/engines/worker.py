@@ -124,7 +124,7 @@ def _compiled(request: Assignment, shared: "_Shared", info: DeviceInfo, send: Se
     kernel, op = _loaded(request)
 
     def compile_bound(bound: Bound) -> CompileResult:
-        send(Phase("compile"))  # each workload has a deadline of its own
+        send(Phase("compile"))  # each workload has its own deadline
         return shared.compile(bound)
 
     try:

@@ -152,7 +152,7 @@ def prepared(name: str, op: Op, workload: Workload, device: Device, watch: Calla
         with in_turn(watch), time_limit(COMPILE_SECONDS[name], expired):
             call(inputs)
     except Exception as error:  # where the compiler fails, eager PyTorch is the baseline
-        if expired.is_set():  # the compiler may wrap the interruption in an error of its own
+        if expired.is_set():  # the compiler may raise its own error for the interruption
             raise TimeoutError(f"took more than {COMPILE_SECONDS[name]:g} s") from error
         return None
     return call
@@ -169,7 +169,7 @@ def in_turn(watch: Callable[[str], None]) -> Iterator[None]:
 
     def with_phase(phase: str, use: Callable[..., object]) -> Callable[..., object]:
         def used(*args: object, **options: object) -> object:
-            measures = phases[-1] == "baseline" and phase == "run"  # a measurement keeps the device until it ends
+            measures = phases[-1] == "baseline" and phase == "run"  # a measurement uses the device until it ends
             if phases[-1] == phase or measures or threading.current_thread() is not threading.main_thread():
                 return use(*args, **options)
             phases.append(phase)

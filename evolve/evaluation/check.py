@@ -92,7 +92,8 @@ class Inspector:
         once, drawn = layout(op, workload, program), usual.inputs(self.device)
         buffers = self.arena.poisoned(once, POISONS[0], self.rng)
         found = [(self._run(program, usual, buffers, as_timed=False, drawn=drawn), POISONS[0])]
-        # Timing uses several sets of buffers. With a second, unused set, a kernel cannot tell a check from timing.
+        # Timing uses several sets of buffers. With a second, unused set, a kernel cannot distinguish a check from
+        # timing.
         twice = {**once, **{f"{UNUSED}{name}": held for name, held in once.items()}}
         # Use every poison that timed calls use, so that a kernel fails if it skips its work on one of them.
         timed = workload in op.workloads(self.device.info.kind)
@@ -254,7 +255,7 @@ class Inspector:
             raise
         except Exception:
             if draw.values in (*draw.op.extremes, EXTREME_ROWS):
-                return  # a user's reference may refuse NaN and the like with any exception
+                return  # a user's reference may refuse NaN or infinities with any exception
             raise
         where, whole = draw.workload.key, draw.values in draw.op.arrangements
         for index, (spec, actual) in enumerate(zip(draw.op.outputs, outputs, strict=True)):

@@ -1,4 +1,4 @@
-"""Compilation of a kernel for every workload of an evaluation: those that the op lists, and random held-out ones."""
+"""Compilation of a kernel for every workload of an evaluation: the op's workloads, and random held-out workloads."""
 
 import math
 import random

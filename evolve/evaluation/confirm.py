@@ -283,13 +283,13 @@ def _repeated(op: Op, inputs: Tensors, count: int) -> Iterator[tuple[str, slice,
 
 
 def _differ(some: torch.Tensor, others: torch.Tensor) -> bool:
-    return not torch.equal(bits(some.clone()), bits(others.clone()))  # copies are aligned alike
+    return not torch.equal(bits(some.clone()), bits(others.clone()))  # copies have the same alignment
 
 
 def _judge(inspector: Inspector, expected: Truth, index: int, actual: torch.Tensor, workload: Workload) -> None:
     """Judge some rows of an output.
 
-    If there are fewer rows than expected ones, PyTorch's rows replace the missing ones.
+    If there are fewer rows than expected, PyTorch's rows replace the missing rows.
     """
     if len(actual) < len(expected.pytorch[index]):
         whole = expected.pytorch[index].clone()

@@ -44,7 +44,7 @@ from reference_ops.shapes import integers_of, without_rows
 
 WARM_UP, FLOAT32 = "softmax", "float32"
 EXTREMES_AT_ONCE = 2  # number of extremes at a declared workload whose rows depend on each other
-ROWS_WITH_TAILS = 4  # enough for two inputs to have NaN in rows of their own, beside others
+ROWS_WITH_TAILS = 4  # enough for two inputs to have NaN in different rows, beside rows without NaN
 SMALL_BYTES = 2**22  # size of a workload at which every extreme is checked
 SLOWER = (
     "note: another setting of its knobs is clearly faster everywhere, so this setting was checked in only a few calls"

@@ -177,8 +177,8 @@ def _stalls(counted: Counted) -> Bottleneck | None:
         words = f"{each}: have more loads in flight in each thread (several independent loads first, then their use)."
         return Bottleneck(Kind.LATENCY, words)
     words = (
-        f"{each}: keep values in registers, shuffle instead of storing, use __expf and the like where they are exact "
-        f"enough."
+        f"{each}: keep values in registers, shuffle instead of storing, use __expf and similar functions where they "
+        "are exact enough."
     )
     return Bottleneck(Kind.SHARED_LATENCY, words)
 

@@ -17,7 +17,7 @@ def geometric_mean(values: Iterable[float]) -> float | None:
 
 @dataclass(frozen=True)
 class Basis:
-    """The times that count as 1.00x. PyTorch's are measured beside each kernel, so they are not repeated here.
+    """The times that count as 1.00x. PyTorch's times are measured beside each kernel, so they are not repeated here.
 
     The emulator simulates each thread of a kernel, but PyTorch runs natively, so a ratio of the two is meaningless.
     """

@@ -68,7 +68,7 @@ class Phases:
         self.found: Callable[[str, str], None] | None = None  # called with a kernel that is right, and its phase
 
     def watch(self, kernel_id: str, phase: str) -> None:
-        """Note the phase that a kernel enters; an empty one ends the work on it."""
+        """Record the phase that a kernel enters; an empty phase ends the work on it."""
         if not phase:
             self.done(kernel_id)
             return
@@ -82,7 +82,7 @@ class Phases:
         self._now.pop(kernel_id, None)
 
     def wait(self, key: str, reason: str) -> None:
-        """Note why the question with this key waits; an empty reason ends the wait."""
+        """Record why the question with this key waits; an empty reason ends the wait."""
         if not reason:
             self._waits.pop(key, None)
             return
@@ -98,9 +98,9 @@ class Phases:
 
 
 class Watcher:
-    """An observer of a run: it notes events and reads the archive for the display. It is thread-safe.
+    """An observer of a run: it records events and reads the archive for the display. It is thread-safe.
 
-    `seen` is the part of the archive that the run itself sees, if that is not all of it. `only_run` is a run that uses
+    `seen` is the part of the archive that the run itself uses, if that is not all of it. `only_run` is a run that uses
     only its own kernels.
     """
 
@@ -142,7 +142,7 @@ class Watcher:
         return len(self._seen_store.find(EvaluationSummary, self._op, device=self._device.key, kernels=[kernel_id])) > 1
 
     def take(self, event: Proposal | Evaluation) -> tuple[Champion, ...]:
-        """Note an archived event, and return the new champions that follow from it."""
+        """Record an archived event, and return the new champions that follow from it."""
         with self._lock:
             self._changed = True
             return self._evaluated(event) if isinstance(event, Evaluation) else self._note_proposal(event)

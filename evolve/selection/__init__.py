@@ -1,1 +1,1 @@
-"""Selection: the state of an op's kernels, which of them survive, and what to request from a proposer."""
+"""Selection: the state of an op's kernels, the choice of survivors, and the requests to proposers."""

@@ -106,7 +106,7 @@ def unprofiled(request: Request) -> list[tuple[Kernel, str]]:
 
 
 def _donors(view: OpView, rng: random.Random) -> tuple[Candidate, ...]:
-    """Return the kernels with the largest speedups of a few other ops, because their ideas may carry over."""
+    """Return the kernels with the largest speedups of a few other ops, because their ideas may apply here."""
     found = view.store.count(
         EvaluationSummary, "op", device=view.device.key, outcome=str(Outcome.PASSED), in_force=True, measured=True
     )

@@ -22,7 +22,7 @@ READ_AT_ONCE = 2_000  # number of records read at the same time; less of each is
 
 
 class OpView:
-    """An op on a device as archived. Every method sees all records that any process has appended before the call.
+    """An op on a device as archived. Every method includes all records that any process has appended before the call.
 
     A kernel counts if the scope includes it; verdicts on other kernels are used only to find duplicates. A kernel that
     only ships with the package counts once it has a verdict on the device, or is requested.

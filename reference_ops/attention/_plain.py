@@ -74,7 +74,7 @@ def scores_of(q: torch.Tensor, keys: torch.Tensor, causal: bool, window: int) ->
 
 
 def visible(queries: int, keys: int, window: int, device: torch.device) -> torch.Tensor:
-    """Return the mask of visible keys: query i sees keys i - window + 1 to i."""
+    """Return the mask of visible keys: query i attends to keys i - window + 1 to i."""
     back = torch.arange(queries, device=device).unsqueeze(1) - torch.arange(keys, device=device)
     return (back >= 0) & (back < window)
 

@@ -51,7 +51,7 @@ def cross_entropy_backward(
     hit = targets.unsqueeze(1) == torch.arange(logits.shape[1], device=logits.device)
     at_target = lse.new_full((), 1 - label_smoothing + even)  # two Python numbers would give a float32 tensor
     probs = (logits - lse.unsqueeze(1)).exp_().sub_(torch.where(hit, at_target, even))
-    share = torch.where(kept, grad_loss / kept.sum(), 0)  # also if no row is kept, as in PyTorch
+    share = torch.where(kept, grad_loss / kept.sum(), 0)  # true even if no row is kept, as in PyTorch
     return probs.mul_(share.unsqueeze(1)).to(logits.dtype)
 
 

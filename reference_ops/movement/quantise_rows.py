@@ -35,7 +35,7 @@ AWKWARD = rotated(
 
 
 def halves(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
-    """Draw numbers halfway between two integers beside 127, so that each is a tie when it is rounded to int8."""
+    """Draw numbers halfway between integers, and 127 in each row, so that each is a tie when rounded to int8."""
     x = inputs["x"]
     x.random_(-20, 20, generator=generator).add_(0.5)
     x[:, 0] = LARGEST["int8"]

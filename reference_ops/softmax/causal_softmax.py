@@ -25,7 +25,7 @@ def causal_softmax_backward(grad_out: torch.Tensor, out: torch.Tensor, scale: fl
 
 
 def later(x: torch.Tensor) -> torch.Tensor:
-    """Return the mask of the keys that are later than a query; the last query sees all keys."""
+    """Return the mask of the keys that are later than a query; the last query attends to all keys."""
     queries, keys = x.shape[-2:]
     return torch.ones(queries, keys, dtype=torch.bool, device=x.device).triu_(1 + keys - queries)
 

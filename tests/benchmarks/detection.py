@@ -3,7 +3,7 @@
     python tests/benchmarks/detection.py --rounds 10 [--device emulated] [--only special,scale] [--seconds 120]
 
 Each round draws new seeds and shapes. Kernels that only a confirmation finds are left out. After `--seconds` no
-evaluation begins; the table counts the finished ones. Kernels that run into a deadline come last.
+evaluation begins; the table counts the finished evaluations. Kernels that run into a deadline come last.
 """
 
 import argparse

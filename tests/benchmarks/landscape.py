@@ -1,4 +1,6 @@
-"""Benchmark of every legal setting of one kernel on this machine's GPU; keeps the times. Run this file with Python.
+"""Benchmark of every legal setting of one kernel on this machine's GPU, which stores the times in a file.
+
+Run this file with Python.
 
     landscape.py softmax archive/kernels/softmax/long_rows.cu --out tests/data/landscapes/softmax_long_rows.jsonl
 

@@ -94,7 +94,7 @@ PRODUCTS = """
 @pytest.mark.parametrize("touched", [False, True])
 def test_products_of_a_warpgroup_that_wait_for_each_other_cause_a_warning(touched: bool) -> None:
     log = compiled(bound(PRODUCTS.replace("TOUCHED", "d[0] *= eps;" if touched else ""))).log
-    assert ("in `scaled` each wgmma is waited for before the next" in log) == touched
+    assert ("in `scaled` the compiler waits for each wgmma before the next" in log) == touched
 
 
 def test_the_image_is_a_whole_elf_file() -> None:

@@ -218,7 +218,7 @@ class Watched:
             self.compiled[kernel] = any(note[:2] == ("timed", COMPILE) for note in self.notes(names[kernel]))
 
     def op(self, name: str) -> str:
-        """Write an op of its own name, whose baselines are unknown."""
+        """Write an op with a new name, whose baselines are unknown."""
         folder = self.folder / name
         folder.mkdir()
         self.named.append(name)

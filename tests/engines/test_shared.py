@@ -67,7 +67,7 @@ def test_a_kernel_in_two_current_jobs_is_evaluated_twice(shared: SharedEngine, f
     assert len(fake.jobs) == 2
 
 
-def test_an_error_reaches_the_threads_that_wait_and_the_engine_goes_on() -> None:
+def test_an_error_is_raised_in_the_threads_that_wait_and_the_engine_continues() -> None:
     def judge(job: Job) -> Evaluation:
         if job.op == "unknown":
             raise UserError("there is no op `unknown`")

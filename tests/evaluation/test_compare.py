@@ -18,7 +18,7 @@ EXPECTED = torch.softmax(torch.randn(64, 256, dtype=torch.float64), -1)
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """Make each test independent of earlier ones."""
+    """Make each test independent of earlier tests."""
     torch.manual_seed(5)
 
 

@@ -14,7 +14,7 @@ from reference_ops.op import Tolerance
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """Make each test independent of earlier ones."""
+    """Make each test independent of earlier tests."""
     torch.manual_seed(5)
 
 
@@ -96,7 +96,7 @@ def test_a_few_results_that_are_all_zero_are_compared_by_the_error_of_float32(mo
 
 
 def ill_conditioned(off_by: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the kernel's sums, PyTorch's, the exact ones and how far rounding moves each.
+    """Return the kernel's sums, PyTorch's sums, the exact sums, and how far rounding moves each of them.
 
     One sum has terms a hundred times larger. There PyTorch happens to be exact and the kernel is off by `off_by` moves.
     """

@@ -17,7 +17,7 @@ WORKLOAD = Workload("float32", (("rows", ROWS), ("cols", COLS)))
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """Make each test independent of earlier ones."""
+    """Make each test independent of earlier tests."""
     torch.manual_seed(5)
 
 

@@ -1,4 +1,4 @@
-"""Autotuning: times on this machine decide between kernels and PyTorch, and the cache on disk keeps the decision."""
+"""Autotuning: times on this machine decide between kernels and PyTorch, and the cache on disk stores the decision."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,7 +23,7 @@ X = torch.randn(4, 8)
 
 
 class Clock:
-    """Times of the calls that are timed, in order: of the kernels, then of PyTorch."""
+    """Made-up times of the timed calls, in order: those of the kernels, then PyTorch's."""
 
     def __init__(self, *taken: float) -> None:
         self._taken = iter(taken)

@@ -156,7 +156,7 @@ def test_axe_finds_nothing_serious_in_the_one_file(tab: Browser, written: str, p
     address = tab.run(f"document.querySelector('section.page[data-page^=\"{page}\"]').dataset.page.split(' ')[0]")
     tab.run(f"location.hash = '#/{address.lstrip('/')}'")
     tab.until(f"document.querySelector('section.page:not([hidden])').dataset.page.startsWith('{address}')")
-    # Axe does not examine hidden elements, but would need half a minute to skip them.
+    # Axe skips hidden elements, but that would take half a minute.
     tab.run("document.querySelectorAll('section.page[hidden]').forEach((other) => other.remove())")
     assert violations(tab) == []
 

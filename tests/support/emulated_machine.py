@@ -106,7 +106,7 @@ class EmulatedMachine:
     launched: list[str] = field(default_factory=list)
     prepared: list[str] = field(default_factory=list)  # one kernel for each workload
     planned_launches: list[str] = field(default_factory=list)  # launches of calls that were recognised by their key
-    # A made-up time of the host: calls of the emulated device are not launches.
+    # The host's time is made up, because calls of the emulated device are not launches.
     host_us: Callable[[Callable[[], object]], float] = field(default=lambda _: 5.0)
     device_us: Callable[[Callable[[], object], torch.device], float] = field(default=lambda *_: 5.0)
 

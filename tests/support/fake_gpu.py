@@ -10,7 +10,7 @@ import pytest
 
 from evolve import devices
 
-# Each process sees the card that an environment variable names.
+# Each process uses the card that an environment variable names.
 FAKE_GPU = """
 import os
 import time

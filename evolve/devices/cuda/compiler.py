@@ -27,9 +27,9 @@ HEADER_NAME = re.compile(r"\w[\w./+-]*")
 CACHES_SINCE = (12, 9)  # since this version, NVRTC caches results if there is a GPU, but without the log
 LOG_CHARACTERS = 4000
 SERIALISED = (
-    "each wgmma is waited for before the next: the compiler does so where sums or factors in registers are touched "
-    "before wgmma.wait_group, where a path leaves the kernel between, and where sums are afterwards converted to 16 "
-    "bits as they are (add 0.0f)"
+    "the compiler waits for each wgmma before the next: it does so where sums or factors in registers are used before "
+    "wgmma.wait_group, where the kernel can end in between, and where sums are converted to 16 bits without an "
+    "operation before (add 0.0f)"
 )
 ENTRY_IN_LOG = re.compile(r"Compiling entry function '(\w+)'")
 LOCAL_IN_LOG = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores")

@@ -82,7 +82,7 @@ class View:
 
     @cached_property
     def buffers(self) -> dict[int, frozenset[str]]:
-        """The tensors that each access of global memory may touch, as far as they are known."""
+        """The tensors that each access of global memory may read or write, as far as they are known."""
         code = enumerate(self.entry.code)
         touched = {index: self._touched(instruction) for index, instruction in code if instruction.is_global}
         return {index: names for index, names in touched.items() if names}

@@ -100,7 +100,7 @@ class Instruction(NamedTuple):
 
     @property
     def is_fence(self) -> bool:
-        """Return whether the instruction makes other blocks see earlier writes before later ones.
+        """Return whether the instruction makes earlier writes visible to other blocks before later writes.
 
         A called function may do so.
         """
@@ -191,7 +191,7 @@ class Entry:
         return self.origins.of(operands) & self.origins.numbers.get(origin, 0) != 0
 
     def reached(self, starts: Iterable[int], stops: Callable[[int], bool], *, backwards: bool = False) -> set[int]:
-        """Return the instructions that can run after these ones (or before them) without passing one that stops."""
+        """Return the instructions that can run after (or before) these instructions without passing one that stops."""
         steps = self.preceding if backwards else self.following
         waiting, found = list(starts), set[int]()
         while waiting:

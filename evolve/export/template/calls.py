@@ -35,7 +35,7 @@ def obstacle(
 def _state() -> str:
     if torch._C._get_tracing_state() is not None:  # noqa: SLF001 - the public way takes a microsecond
         return "the call is being traced"
-    # These modes pass tensors without memory of their own, or ignore the results of a kernel.
+    # These modes pass tensors without separate memory, or ignore the results of a kernel.
     if torch._C._len_torch_dispatch_stack():  # noqa: SLF001 - there is no public way to ask
         return "a dispatch mode is active"
     if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001 - there is no public way to ask
@@ -62,7 +62,7 @@ def _inputs(inputs: Sequence[torch.Tensor], device_type: str) -> str:
 
 
 def _special(x: torch.Tensor) -> str:
-    """Return the reason why a tensor that looks plain has no memory of its own; empty if it has some."""
+    """Return the reason why a tensor that looks plain has no separate memory; empty if it has."""
     if x.layout is not torch.strided or x.is_nested:
         return "an input is sparse or nested"
     if torch._C._functorch.is_functorch_wrapped_tensor(x):  # noqa: SLF001 - there is no public way to ask

@@ -97,7 +97,8 @@ def random_calls(function: Function, setting: Setting) -> str:
         close(given.arguments, for_pytorch.arguments, dtype)  # tensors changed in place, such as running statistics
         exact = [x.clone() for x in tensors(_exact(function, expected))]
         overwritten(list(tensors(got)), list(tensors(expected)), list(tensors(for_pytorch.arguments)))
-        close(given.arguments, for_pytorch.arguments, dtype)  # results must have memory of their own if PyTorch's have
+        # results must have separate memory if PyTorch's results have
+        close(given.arguments, for_pytorch.arguments, dtype)
         changed(given, erased)  # the next call must not read data of this call
         with torch.no_grad():
             got = function(*again.arguments, **again.named)
@@ -327,7 +328,7 @@ def opaque_op(functions: Functions, primitive: Primitive, setting: Setting) -> s
         raise LeftOutError("opcheck cannot compare floats of 8 bits")
     op = getattr(getattr(torch.ops, registry.namespace), primitive.op.name).default
     values = [parameters[name] for name in primitive.op.parameters]
-    learns = bool(primitive.gradients.steps)  # a backward op has no gradient of its own
+    learns = bool(primitive.gradients.steps)  # a backward op has no gradient
     given = [x.requires_grad_(learns and x.is_floating_point()) for x in inputs]
     torch.library.opcheck(
         op, (*given, *values), test_utils=("test_schema", "test_autograd_registration", "test_faketensor")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 # The last layouts are supported by few kernels or none.
 DTYPES = (*[torch.float32] * 8, *[torch.bfloat16] * 4, torch.float16, torch.float64)
-RARELY = 24  # one in this many tensors is empty, and one in this many has another dtype than the rest of a call
+RARELY = 24  # one tensor in this many is empty; one in this many has another dtype than the rest of its call
 SIZES = (1, 2, 3, 5, 8, 16, 17, 33)
 
 

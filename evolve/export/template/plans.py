@@ -125,7 +125,7 @@ class Launchable(Protocol):
     def planned(self, sources: Sequence[Source], outputs: Sequence[Written], parameters: Mapping[str, Number]) -> Run:
         """Return a function that enqueues the kernel for a call's tensors.
 
-        It returns the wanted output, or a tuple of several.
+        It returns the requested output, or a tuple of several.
         """
 
 
@@ -150,10 +150,10 @@ class Made:
 class Plan:
     """Plan of a repeated call: makes the necessary copies, allocates outputs, and enqueues the kernel."""
 
-    run: Run  # returns the wanted outputs
+    run: Run  # returns the requested outputs
     sources: tuple[Source, ...]
     written: tuple[Written, ...]
-    order: tuple[int, ...]  # which of the wanted outputs are the result
+    order: tuple[int, ...]  # which of the requested outputs are the result
 
     def gathered(self, run: Run, result: Any) -> Run:
         """Return a function that makes a result like this one from the outputs of this run."""

@@ -80,7 +80,7 @@ class Registry:
         """
         integers = [value for value in parameters.values() if not isinstance(value, float)]
         floats = [value for value in parameters.values() if isinstance(value, float)]
-        # Determined here, because an op does not see which of its tensors require gradients.
+        # Determined here, because an op does not know which of its tensors require gradients.
         learns = [x.requires_grad and torch.is_grad_enabled() for x in views]
         asks = getattr(getattr(torch.ops, self.namespace), ASKS)
         flag = asks(list(views), call_op, integers, floats, after_bytes, learns)

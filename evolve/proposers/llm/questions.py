@@ -71,7 +71,7 @@ class Prompt:
 
 
 def prompts(request: Request, models: Sequence[Model], reference_source: str) -> tuple[Prompt, ...]:
-    """Return up to `request.wanted` prompts, chosen by the request's seed and the results of earlier ones."""
+    """Return up to `request.wanted` prompts, chosen by the request's seed and the results of earlier prompts."""
     rng = random.Random(request.seed)
     by_signature = {model.signature: model for model in models}
     arms = [(signature, operator) for signature in by_signature for operator in applicable_operators(request)]
