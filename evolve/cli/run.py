@@ -223,9 +223,9 @@ def _check_proposer(name: str, setup: Setup) -> None:
 
 
 def _creating(archive: Path | None) -> Callable[[], object]:
-    """Create an archive that does not exist in a forked process, and return a function that waits for that.
+    """Create the archive in a forked process if it does not exist, and return a function that waits for the process.
 
-    Adding the shipped kernels takes a second, in which this process imports PyTorch.
+    Adding the shipped kernels takes a second, during which this process imports PyTorch.
     """
     if wiring.archive_path(archive).exists() or not hasattr(os, "fork"):
         return lambda: None

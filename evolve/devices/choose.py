@@ -56,7 +56,7 @@ class Policy:
     stretched_steps: int | None = None  # limit on a stretched shape's rows times threads of a block, if any
     # largest number of threads of a held-out shape, unless a declared workload has more; None: no limit
     held_out_threads: int | None = None
-    # number of shapes with small or equal dims that need a compilation of their own, in an evaluation without a
+    # number of shapes with small or equal dims that need a separate compilation, in an evaluation without a
     # confirmation; None: all, as in a confirmation
     edge_compilations: int | None = None
     beyond_elements: int | None = None  # a champion is also checked on a tensor of more elements, unless this is None

@@ -76,7 +76,7 @@ def _no_input() -> Iterator[None]:
 @functools.lru_cache(maxsize=512)
 def _try(locator: str, path: Path, _changed: int) -> None:
     """Load a file in a forked process, once per version of the file."""
-    for module in ("torch", TRACING):  # here, so that the forked process need not import them, too
+    for module in ("torch", TRACING):  # imported here, so that each forked process need not import them
         import_module(module)
     seconds = _limit()
     ending = _in_child(lambda report: _load(locator, seconds, report), seconds)

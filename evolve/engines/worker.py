@@ -277,7 +277,10 @@ def _measured(device: Device, turns: Turns | None) -> DeviceInfo:
 
 
 def _with_memory(evaluated: Callable[[], V], evaluator: Evaluator, turns: Turns | None) -> V:
-    """Return an evaluation. If the memory that workers share is exhausted, wait for the others and try again alone."""
+    """Return an evaluation.
+
+    If the memory that workers share is exhausted, wait for the other workers and try again alone.
+    """
     for seconds in _waits(evaluator.device) if turns else ():
         try:
             return evaluated()

@@ -216,7 +216,7 @@ class Compilation(Generic[P]):
     def _with_few_compilations(
         self, edges: Sequence[Workload], others: Iterable[Workload], rng: random.Random, most: int
     ) -> tuple[Workload, ...]:
-        """Return the edges that run code compiled for other workloads anyway, and up to `most` of the rest."""
+        """Return the edges that need no separate compilation, and up to `most` of the other edges."""
 
         def code(workload: Workload) -> object:
             bound = self._bound(workload)

@@ -217,13 +217,13 @@ def edges_on_a_gpu(kernel: Kernel, op: Op, seed: int, *, confirm: bool) -> list[
     return [workload for workload, _ in compilation.everything(seed, confirm=confirm).edges]
 
 
-def test_a_gpu_gets_every_small_shape_that_needs_no_code_of_its_own() -> None:
+def test_a_gpu_gets_every_small_shape_that_needs_no_separate_compilation() -> None:
     op, kernel = catalog.load("softmax"), library.plain("softmax")[0]
     few, every = (edges_on_a_gpu(kernel, op, 1, confirm=confirm) for confirm in (False, True))
     assert len(few) == len(every) > 3
 
 
-def test_a_gpu_gets_a_few_of_the_small_shapes_that_need_code_of_their_own_and_all_of_them_to_confirm() -> None:
+def test_a_gpu_gets_a_few_small_shapes_that_need_a_separate_compilation_and_all_to_confirm() -> None:
     op, plain = catalog.load("softmax"), library.plain("softmax")[0]
     special = parse(plain.text.replace("\n\n[knobs]", '\nspecialize = ["rows", "cols"]\n\n[knobs]', 1))
     every = edges_on_a_gpu(special, op, 1, confirm=True)
@@ -232,7 +232,7 @@ def test_a_gpu_gets_a_few_of_the_small_shapes_that_need_code_of_their_own_and_al
     assert len({workload.dims for workloads in few for workload in workloads}) > 3
 
 
-def test_parameters_beyond_the_listed_ones_are_drawn_whatever_code_they_need() -> None:
+def test_parameters_beyond_the_listed_values_are_always_drawn() -> None:
     op = catalog.load("conv_transpose2d")
     listed = max(dict(workload.parameters)["stride"] for workload in op.listed)
     (kernel,) = library.plain("conv_transpose2d")

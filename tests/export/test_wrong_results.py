@@ -204,7 +204,7 @@ def test_a_combination_that_no_kernel_was_tested_with_is_left_to_pytorch(
     assert "no kernel was tested with the combination" in explanation.reason
 
 
-def test_the_first_result_of_a_call_is_no_view(tmp_path: Path) -> None:
+def test_the_first_result_of_a_call_is_not_a_view(tmp_path: Path) -> None:
     relu = Function(FORMS["relu"], primitives(["relu"], tmp_path, EmulatedMachine()))
     for _ in range(3):
         assert not relu(torch.randn(4, 6, 8)).detach_()._is_view()

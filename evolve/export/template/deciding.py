@@ -102,7 +102,10 @@ class ByPyTorch:
 
 
 def _placed(out: torch.Tensor, wanted: Written) -> torch.Tensor:
-    """Return an output as the caller gets it. It is no view, because autograd refuses to change a function's view."""
+    """Return an output as the caller gets it.
+
+    It is not a view, because autograd refuses in-place changes of such a view.
+    """
     if out.shape == wanted.shape and out.stride() == wanted.stride:
         return out
     return out.new_empty(0).set_(out.untyped_storage(), out.storage_offset(), wanted.shape, wanted.stride)

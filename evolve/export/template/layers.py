@@ -152,14 +152,14 @@ class WrittenOut:
 
 
 def _reduced(self: Any, _protocol: Any) -> Any:
-    """Return what a file holds of an exchanged module: one of its original class, because its own has no name."""
+    """Return the pickled form of an exchanged module, which has the original class: the new class has no name."""
     kind: Any = getattr(type(self), ORIGINAL)
-    function, given, *rest = kind.__reduce_ex__(self, 0)  # with a later one, pickle requires the object's own class
+    function, given, *rest = kind.__reduce_ex__(self, 0)  # later protocols require the object's own class
     return (function, tuple([kind if one is type(self) else one for one in given]), *rest)
 
 
 def _copied(self: Any, memo: dict[int, Any]) -> Any:
-    """Return a copy that is exchanged, too."""
+    """Return a copy of an exchanged module, which is exchanged as well."""
     kind: Any = type(self)
     made = memo[id(self)] = kind.__new__(kind)
     made.__setstate__(copy.deepcopy(self.__dict__ if is_parametrized(self) else self.__getstate__(), memo))
@@ -213,14 +213,14 @@ def unpatch(model: nn.Module, layers: Mapping[str, type[nn.Module]]) -> tuple[st
 
 
 def _kind(module: nn.Module) -> type[nn.Module]:
-    """Return the class of a layer. A parametrized one, such as with weight norm, has a subclass of its own."""
+    """Return the class of a layer. PyTorch gives a parametrized layer, such as one with weight norm, a new subclass."""
     kind = type(module)
     return kind.__bases__[0] if is_parametrized(module) else kind
 
 
 def _exchange(module: nn.Module, kind: type[nn.Module]) -> None:
     own = type(module)
-    if is_parametrized(module):  # whose class may be shared with copies of the module
+    if is_parametrized(module):  # copies of the module may share its class
         content = {name: value for name, value in vars(own).items() if name not in {"__dict__", "__weakref__"}}
         kind = type(own.__name__, (kind,), content)
     module.__class__ = kind
