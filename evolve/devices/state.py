@@ -5,6 +5,7 @@ The symbols of the compiled kernel are examined, so the same rules apply on ever
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 from archive.records import Outcome
 from evolve.devices.device import RejectedError
@@ -38,6 +39,7 @@ def check_compiled(to_keep: Iterable[str], undefined: Iterable[str], *sources: s
             raise RejectedError(Outcome.KEEPS_STATE, f"{message}: {INSTEAD}")
 
 
+@lru_cache(maxsize=16)  # all workloads have the same source
 def check_source(source: str) -> None:
     """Raise for a source that reads the time at which it is compiled."""
     if found := word_beginning(source, TIME_MACROS):

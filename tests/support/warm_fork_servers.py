@@ -153,7 +153,9 @@ def serve(control: socket.socket, objects: str) -> None:
     import shared_objects
 
     sys.path.pop()  # workers look for modules where users' workers do
-    shared_objects.share(shared_objects.opened(objects))
+    shared = shared_objects.opened(objects)
+    shared_objects.share(shared)
+    shared_objects.check_ops_once(shared)
     while True:
         request, descriptors, _, _ = socket.recv_fds(control, REQUEST_BYTES, 2)
         if not request:

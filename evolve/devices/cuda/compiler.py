@@ -78,14 +78,12 @@ def _check_source(bound: Bound) -> None:
 
 
 def _checked(bound: Bound, arch: str, compiled: "_Output") -> Cubin:
-    image, log = compiled.image, compiled.log
-    entries = cubin.entries(image)
-    translation.check_launches(bound, entries)
-    resources = tuple(_resources(log, entries))
-    _check_shared(bound, resources, arch)
-    warnings = _warnings(bound.kernel.source, "\n".join([*compiled.warnings(bound, arch), log]), resources)
-    variables = _variables(image, specialisation(bound), bound.kernel.source)
-    return Cubin(bound, arch, image, entries, resources, warnings, variables)
+    translation.check_launches(bound, compiled.entries)
+    _check_shared(bound, compiled.resources, arch)
+    log = "\n".join([*compiled.warnings(bound, arch), compiled.log])
+    warnings = _warnings(bound.kernel.source, log, compiled.resources)
+    variables = _variables(compiled, specialisation(bound), bound.kernel.source)
+    return Cubin(bound, arch, compiled.image, compiled.entries, compiled.resources, warnings, variables)
 
 
 def _check_shared(bound: Bound, resources: tuple[Resources, ...], arch: str) -> None:
@@ -183,6 +181,20 @@ class _Output:
     # warnings about the compiled code; the key describes the use of the code
     checked: dict[str, list[str]] = field(default_factory=dict)
 
+    @cached_property
+    def entries(self) -> dict[str, cubin.EntryPoint]:
+        return cubin.entries(self.image)
+
+    @cached_property
+    def resources(self) -> tuple[Resources, ...]:
+        return tuple(_resources(self.log, self.entries))
+
+    @cached_property
+    def symbols(self) -> tuple[tuple[Symbol, ...], tuple[str, ...]]:
+        """The variables that outlive a call, and the names of what is not in the cubin."""
+        symbols = object_file.symbols(self.image)
+        return cubin.variables(symbols), tuple(symbol.name for symbol in symbols if symbol.section is None)
+
     def warnings(self, bound: Bound, arch: str) -> list[str]:
         """Return warnings about the compiled code. Raises RejectedError if it depends on an order of blocks."""
         use = ordering.use(bound)
@@ -252,16 +264,15 @@ def _own_messages(log: str) -> str:
     return without_foreign_files(log, ("kernel.cu", "application ptx input", *EMPTY_HEADERS), cuda_include_dirs())
 
 
-def _variables(image: bytes, *sources: str) -> tuple[Symbol, ...]:
+def _variables(compiled: _Output, *sources: str) -> tuple[Symbol, ...]:
     """Return the variables to compare after calls; raise for variables whose only use can be to keep state."""
-    symbols = object_file.symbols(image)
-    variables = cubin.variables(symbols)
+    variables, undefined = compiled.symbols
     to_keep = [
         variable.name
         for variable in variables
         if cubin.begins_empty(variable) or cubin.declared_in_inline_ptx(variable)
     ]
-    state.check_compiled(to_keep, [symbol.name for symbol in symbols if symbol.section is None], *sources)
+    state.check_compiled(to_keep, undefined, *sources)
     return variables if {variable.name for variable in variables} > {ANCHOR} else ()
 
 

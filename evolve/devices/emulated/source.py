@@ -1,6 +1,7 @@
 """Translation of CUDA C++ for the host's compiler: checks a kernel's source and rewrites it, keeping line numbers."""
 
 import re
+from functools import lru_cache
 
 from archive.records import Outcome
 from evolve.devices import state
@@ -52,6 +53,7 @@ STATIC = re.compile(r"(\bstatic\s+)?\b__shared__\b([^;]*);")
 ATTRIBUTE_NAMES = ("__launch_bounds__", "__attribute__", "alignas", "__align__", "__maxnreg__", "__cluster_dims__")
 
 
+@lru_cache(maxsize=16)  # all workloads have the same source
 def translate(source: str, first_line: int) -> str:
     """Return the source for the host's compiler; raise RejectedError for features that the emulator lacks."""
     text = masked(source)
@@ -81,6 +83,7 @@ def translate(source: str, first_line: int) -> str:
     return f'{POISON}\n#line {first_line} "kernel.cu"\n{source}'
 
 
+@lru_cache(maxsize=16)
 def entries(source: str) -> tuple[str, ...]:
     """Return the names of the `__global__` functions in a source."""
     text = re.sub(r"\b(?:" + "|".join(ATTRIBUTE_NAMES) + r")\s*\((?:[^()]|\([^()]*\))*\)", " ", masked(source))
