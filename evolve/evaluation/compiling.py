@@ -101,6 +101,7 @@ class Compilation(Generic[P]):
     op: Op
     info: DeviceInfo
     compile_bound: Callable[[Bound], P]
+    compile_drawn: Callable[[Bound], P] | None = None  # for workloads that no file lists, if it is another function
 
     def shapes(self, seed: int, *, confirm: bool) -> Shapes:
         """Return the workloads of an evaluation, some of which are drawn from the seed. Nothing is compiled."""
@@ -159,14 +160,15 @@ class Compilation(Generic[P]):
 
     def drawn(self, listed: Compiled[P], shapes: Shapes) -> Compiled[P]:
         """Compile for the workloads that are drawn from the seed, too."""
+        drawn = replace(self, compile_bound=self.compile_drawn or self.compile_bound)
         return replace(
             listed,
-            held_out=self.at(shapes.held_out),
-            stretched=self.at(shapes.stretched),
-            long=self.at(shapes.long),
-            once=self.at(shapes.once),
-            edges=self.at(shapes.edges),
-            thin=self.at(shapes.thin),
+            held_out=drawn.at(shapes.held_out),
+            stretched=drawn.at(shapes.stretched),
+            long=drawn.at(shapes.long),
+            once=drawn.at(shapes.once),
+            edges=drawn.at(shapes.edges),
+            thin=drawn.at(shapes.thin),
         )
 
     def as_declared(self) -> Compiled[P]:

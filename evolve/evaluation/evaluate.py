@@ -75,7 +75,7 @@ def evaluate(
 
     def judge(verdict: Evaluation) -> Evaluation:
         nonlocal found
-        compilation = Compilation(kernel, op, device.info, device.compile)
+        compilation = Compilation(kernel, op, device.info, device.compile, device.tools.compile_without_traits)
         evaluator.watch("compile")
         shapes = compilation.shapes(shapes_seed, confirm=confirm)
         seed = secrets.randbelow(2**31)  # drawn after compilation, so that no kernel can depend on it

@@ -1,6 +1,7 @@
 """The cuda device's compiler, which runs without a GPU."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,8 @@ pytest.importorskip("cupy")
 from archive.binding import Point, bind
 from archive.kernel import Bound, parse
 from archive.records import Outcome
-from evolve.devices.cuda.compiler import ANCHOR, Cubin, compile_cubin
+from evolve.devices.cuda import compiler
+from evolve.devices.cuda.compiler import ANCHOR, Cubin, check_compiles, compile_cubin
 from evolve.devices.cuda.cubin import most_shared
 from evolve.devices.device import RejectedError
 
@@ -159,6 +161,50 @@ def test_static_and_dynamic_shared_memory_must_fit_together() -> None:
     error = rejected(with_shared(POINT.shared_bytes - static + 1))
     assert error.outcome is Outcome.ILLEGAL
     assert f"{static} bytes of static and {POINT.shared_bytes - static + 1} of dynamic" in error.log
+
+
+def test_a_kernel_with_which_the_assembler_finds_no_fault_is_checked_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def assembled(*_: object) -> Cubin:
+        raise AssertionError("machine code was made")
+
+    monkeypatch.setattr(compiler, "compile_cubin", assembled)
+    check_compiles(bound(), "sm_90a")
+    with pytest.raises(AssertionError):
+        check_compiles(bound(f'{BODY} asm volatile("nanosleep.u32 9;");'), "sm_90a")
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("y[0] = missing;", "block ="),
+        ("y[0] = y_t(clock());", "block ="),
+        ("__shared__ float wide[60000]; wide[count] = x[0]; __syncthreads(); y[0] = wide[int(x[1])];", "block ="),
+        ("float own[n * 4096]; own[count] = 1; y[0] = own[threadIdx.x];", "block ="),
+        (BODY, "shared = 232448\nblock ="),
+        ('asm volatile("no.such.instruction;");', "block ="),
+        ("__nanosleep(1); y[0] = x[threadIdx.x];", "block ="),
+    ],
+    ids=["C++", "clock", "static shared", "local", "shared", "asm", "none"],
+)
+def test_without_machine_code_the_same_faults_are_found(body: str, line: str) -> None:
+    kernel = bound(body, plan=PLAN.replace("block =", line))
+
+    def verdict(compile_: Callable[[Bound, str], object]) -> tuple[Outcome, str]:
+        try:
+            compile_(kernel, "sm_90a")
+        except RejectedError as error:
+            return error.outcome, re.sub(r"Compile time = \S+", "", error.log)
+        return Outcome.PASSED, ""
+
+    assert verdict(check_compiles) == verdict(compile_cubin)
+
+
+def test_without_machine_code_launch_bounds_count_too() -> None:
+    text = bound().kernel.text.replace("__global__ void", "__global__ void __launch_bounds__(64)")
+    with pytest.raises(RejectedError, match="__launch_bounds__ allows 64"):
+        check_compiles(replace(bound(), kernel=parse(text)), "sm_90a")
 
 
 @pytest.mark.parametrize(("arch", "kilobytes"), [("sm_75", 64), ("sm_80", 163), ("sm_86", 99), ("sm_90a", 227)])

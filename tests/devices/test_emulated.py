@@ -8,9 +8,11 @@ import pytest
 import torch
 from device_kernels import bound, out_of, rejected, run, single
 
+from archive.kernel import Bound
 from archive.records import Outcome
+from evolve.devices.cuda.compiler import compile_cubin
 from evolve.devices.cuda.translation import EMPTY_HEADERS
-from evolve.devices.device import RejectedError, Tools
+from evolve.devices.device import CompileResult, RejectedError, Tools
 from evolve.devices.emulated import compiler, source
 from evolve.devices.emulated.device import EmulatedDevice
 from evolve.errors import UserError
@@ -30,6 +32,28 @@ def test_the_device_info_says_emulated(device: EmulatedDevice) -> None:
 
 def test_the_emulated_device_has_no_clocks_no_graphs_and_no_sanitizer(device: EmulatedDevice) -> None:
     assert device.tools == Tools(fenced=device.tools.fenced)
+
+
+def test_a_kernel_is_compiled_for_a_gpu_where_traits_are_needed_and_else_only_checked() -> None:
+    pytest.importorskip("cupy")
+    compiled, checked = list[Bound](), list[Bound]()
+
+    def compile_for_gpu(plan: Bound) -> CompileResult:
+        compiled.append(plan)
+        return compile_cubin(plan, "sm_90a")
+
+    device = EmulatedDevice(compile_for_gpu, checked.append)
+    brief = device.tools.compile_without_traits
+    assert brief
+    plans = [bound(single("y[0] = n;", "int* y", top='specialize = ["n"]'), Y, {"n": n}) for n in (1, 2, 2)]
+    listed = device.compile(plans[0])
+    assert listed.traits
+    drawn = [brief(plan) for plan in plans]
+    assert [program.traits for program in drawn] == [listed.traits, None, None]
+    assert (compiled, checked) == ([plans[0], plans[0]], plans[1:])
+    y = torch.zeros(4096, dtype=I32)
+    drawn[1].launch({"y": y})
+    assert y[0] == 2
 
 
 @pytest.mark.parametrize("word", ["thread_local", "__thread"])

@@ -15,7 +15,7 @@ from archive.binding import IllegalError
 from archive.kernel import Kernel
 from archive.library import op_names, shipped
 from archive.records import DeviceInfo, Evaluation, Outcome
-from evolve.devices.cuda.compiler import compile_cubin
+from evolve.devices.cuda.compiler import check_compiles, compile_cubin
 from evolve.evaluation.compiling import bound_at, verdict_on
 from reference_ops import catalog
 
@@ -33,20 +33,27 @@ RIGHT = {**{f"{op}/{kernel.id[:8]}": kernel for op in op_names() for kernel in s
 def compiled(kernel: Kernel, device: str) -> Evaluation:
     """Compile for a declared and an awkward workload of each dtype. Evaluations compile for more shapes.
 
-    Code whose blocks share nothing has no order that sizes or dtypes could change: one workload is enough.
+    Code whose blocks share nothing has no order that sizes or dtypes could change: one workload is enough. Machine
+    code shows no order, so none is made for awkward workloads if the assembler has nothing to refuse.
     """
     op, info = catalog.load(kernel.op), DEVICES[device]
     awkward = {workload.dtype: workload for workload in reversed(op.awkward)}
     shares = SHARES.search(kernel.source)
 
     def judge(verdict: Evaluation) -> Evaluation:
-        seen = set[str]()
+        dtypes, in_full = set[str](), set[object]()
         for workload in (*op.workloads(info.kind), *awkward.values()):
-            if workload.dtype in seen and not (shares and workload in awkward.values()):
+            if workload.dtype in dtypes and not (shares and workload in awkward.values()):
                 continue
             with suppress(IllegalError):
-                compile_cubin(bound_at(kernel, op, workload, info), info.arch)
-                seen.add(workload.dtype)
+                bound = bound_at(kernel, op, workload, info)
+                text = (bound.constants, bound.types)
+                if workload.dtype in dtypes and text not in in_full:
+                    check_compiles(bound, info.arch)
+                else:
+                    compile_cubin(bound, info.arch)
+                    in_full.add(text)
+                dtypes.add(workload.dtype)
                 if not shares:
                     break
         return verdict

@@ -9,6 +9,7 @@ import re
 import zlib
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from math import prod
 from pathlib import Path
 
 from archive.kernel import Bound
@@ -24,6 +25,12 @@ from evolve.devices.source_text import includes, spliced_directive, without_fore
 ANCHOR = "evolve_anchor"
 SLOW_HEADERS = ("cooperative_groups", "cuda/std", "cub/", "thrust/", "cuda/atomic", "cuda/barrier", "cuda/pipeline")
 HEADER_NAME = re.compile(r"\w[\w./+-]*")
+REAL, VIRTUAL = "sm_", "compute_"  # how architectures begin; for the second there is only PTX
+OWN_PTX = re.compile(r"\b_*asm\b|cluster")  # in a source: instructions that only the assembler reads
+# In PTX: variables in memory of which there is little, and the most threads that an entry may have.
+HELD = re.compile(r"\.(?:shared|local|const)\s+\.align\s+\d+\s+\.[a-z]+(?P<bits>\d+)\s+[\w$]+(?:\[(?P<count>\d+)\])?")
+MOST_THREADS = re.compile(r"\.(?:maxntid|reqntid)\s+(\d+(?:\s*,\s*\d+)*)")
+ASSEMBLED_BYTES = 48 * 1024  # of such variables that it always accepts
 CACHES_SINCE = (12, 9)  # since this version, NVRTC caches results if there is a GPU, but without the log
 LOG_CHARACTERS = 4000
 SERIALISED = (
@@ -68,6 +75,32 @@ def compile_cubin(bound: Bound, arch: str, cache: Path | None = None) -> Cubin:
     """
     _check_source(bound)
     return _checked(bound, arch, _found_or_compiled(translation.source(bound), arch, cache))
+
+
+def check_compiles(bound: Bound, arch: str) -> None:
+    """Raise a RejectedError as `compile_cubin` does, but make no machine code if its assembler has nothing to refuse.
+
+    That takes half of the time. Arguments and variables are not checked: `compile_cubin` has at another workload.
+    """
+    _check_source(bound)
+    if OWN_PTX.search(bound.kernel.source):
+        compile_cubin(bound, arch)
+        return
+    output = _nvrtc(translation.source(bound), arch.replace(REAL, VIRTUAL, 1))
+    ptx = zlib.decompress(output.ptx).decode(errors="replace")
+    if _may_be_refused(bound, ptx, cubin.most_shared(arch)):
+        compile_cubin(bound, arch)
+    else:
+        ordering.check(bound, ptx)
+
+
+def _may_be_refused(bound: Bound, ptx: str, most_shared: int) -> bool:
+    """Return whether a launch may break a limit that only the assembler checks, or one that stands in the cubin."""
+    held = sum(int(found["bits"]) // 8 * int(found["count"] or 1) for found in HELD.finditer(ptx))
+    shared = max((launch.shared for launch in bound.launches), default=0)
+    threads = max((prod(launch.block) for launch in bound.launches), default=0)
+    allowed = (prod(int(size) for size in found[1].split(",")) for found in MOST_THREADS.finditer(ptx))
+    return held > ASSEMBLED_BYTES or held + shared > most_shared or threads > min(allowed, default=threads)
 
 
 def _check_source(bound: Bound) -> None:
@@ -220,7 +253,7 @@ def _nvrtc(source: str, arch: str) -> _Output:
         ptx = nvrtc.getPTX(program)
         _check_registers(ptx)
         # CuPy treats the image as a C string and drops its last byte, a zero that nvdisasm and readelf need.
-        image = nvrtc.getCUBIN(program) + b"\0"
+        image = b"" if arch.startswith(VIRTUAL) else nvrtc.getCUBIN(program) + b"\0"
         return _Output(image, _own_messages(nvrtc.getProgramLog(program)), zlib.compress(ptx, 1))
     except nvrtc.NVRTCError as error:
         log = re.sub(r"(?m)^/\S*/include/", "", _own_messages(nvrtc.getProgramLog(program)).strip()) or str(error)

@@ -52,9 +52,9 @@ def make(_known: "DeviceInfo | None", _cubins: Path | None) -> "Device":
 
     if find_spec("cupy") is None:
         return EmulatedDevice()
-    from evolve.devices.cuda.compiler import compile_cubin
+    from evolve.devices.cuda.compiler import check_compiles, compile_cubin
 
-    return EmulatedDevice(also_compile=partial(compile_cubin, arch=ARCH))
+    return EmulatedDevice(partial(compile_cubin, arch=ARCH), partial(check_compiles, arch=ARCH))
 
 
 def compiler_for(info: "DeviceInfo", cubins: Path) -> "Callable[[Bound], CompileResult]":

@@ -55,12 +55,17 @@ class EmulatedDevice:
     """A device that checks kernels without a GPU. Its times are CPU times."""
 
     torch_device = POLICY.torch_device
-    tools = Tools(fenced=fenced)
 
-    def __init__(self, also_compile: Callable[[Bound], CompileResult] | None = None) -> None:
-        self._also_compile = also_compile
+    def __init__(
+        self,
+        also_compile: Callable[[Bound], CompileResult] | None = None,
+        also_check: Callable[[Bound], None] | None = None,
+    ) -> None:
+        self._also_compile, self._also_check = also_compile, also_check
+        self.tools = Tools(fenced=fenced, compile_without_traits=self._without_traits if also_check else None)
         # Workloads with the same specialised values share a library. It is unloaded together with its last program.
         self._libraries: weakref.WeakValueDictionary[Hashable, _Loaded] = weakref.WeakValueDictionary()
+        self._with_traits: weakref.WeakSet[_Loaded] = weakref.WeakSet()
 
     @cached_property
     def info(self) -> DeviceInfo:
@@ -73,16 +78,22 @@ class EmulatedDevice:
         return compiler.find_toolchain()
 
     def compile(self, bound: Bound) -> "EmulatedProgram":
-        if reserved := bound.kernel.plan.reserved:
-            raise RejectedError(Outcome.UNSUPPORTED, f"{reserved} are not supported yet")
-        for launch in bound.launches:
-            _check_resident(launch)
+        _check_launches(bound)
         for_gpu = self._also_compile(bound) if self._also_compile else None
-        return EmulatedProgram(bound, self._loaded(bound), for_gpu)
+        program = EmulatedProgram(bound, loaded := self._loaded(bound), for_gpu)
+        self._with_traits.add(loaded)
+        return program
+
+    def _without_traits(self, bound: Bound) -> "EmulatedProgram":
+        if (known := self._libraries.get(_library_key(bound))) and known in self._with_traits:
+            return self.compile(bound)
+        _check_launches(bound)
+        if self._also_check:
+            self._also_check(bound)
+        return EmulatedProgram(bound, self._loaded(bound), None)
 
     def _loaded(self, bound: Bound) -> "_Loaded":
-        entries = tuple((launch.entry, launch.cooperative) for launch in bound.launches)
-        key = (bound.kernel.id, bound.constants, bound.types, entries)
+        key = _library_key(bound)
         loaded = self._libraries.get(key)
         if loaded is None:
             with tempfile.TemporaryDirectory(prefix="evolve-kernel-") as folder:
@@ -101,6 +112,18 @@ class EmulatedDevice:
         start = time.process_time_ns()
         call()
         return (time.process_time_ns() - start) / 1000
+
+
+def _library_key(bound: Bound) -> Hashable:
+    entries = tuple((launch.entry, launch.cooperative) for launch in bound.launches)
+    return bound.kernel.id, bound.constants, bound.types, entries
+
+
+def _check_launches(bound: Bound) -> None:
+    if reserved := bound.kernel.plan.reserved:
+        raise RejectedError(Outcome.UNSUPPORTED, f"{reserved} are not supported yet")
+    for launch in bound.launches:
+        _check_resident(launch)
 
 
 def _check_resident(launch: BoundLaunch) -> None:
