@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from reference_ops import catalog
 from reference_ops.op import Op, Workload
 
 PLACE = struct.Struct("=32s32sQQ")  # the key, a hash of the contents, where they begin, and their size
+Finished = Callable[[list[str], Path], "subprocess.CompletedProcess[str]"]
 Patch = Callable[[object, str, object], None]  # sets an attribute
 OF_THE_RUN = "evolve_objects"  # key in the input that xdist's controller passes to its workers
 
@@ -112,9 +114,9 @@ def of_the_run(config: pytest.Config) -> SharedObjects:
 
 def share(objects: SharedObjects, patch: Patch = setattr) -> None:
     """Let this process and its forks compile no text that another process has compiled."""
-    finished, compiled = host._finished, nvrtc._nvrtc
+    compiled = nvrtc._nvrtc
 
-    def found_or_finished(command: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
+    def found_or_finished(finished: Finished, command: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
         target = Path(command[command.index("-o") + 1])
         key = _key(command, folder)
         if contents := objects.get(key):
@@ -134,7 +136,8 @@ def share(objects: SharedObjects, patch: Patch = setattr) -> None:
         objects.add(key, pickle.dumps((output.image, output.log, output.ptx)))
         return output
 
-    patch(host, "_finished", found_or_finished)
+    for name in ("_finished", "_prepared"):  # of kernels; of the runtime and the headers
+        patch(host, name, partial(found_or_finished, getattr(host, name)))
     patch(nvrtc, "_nvrtc", found_or_compiled)
 
 

@@ -218,7 +218,7 @@ def precompiled_header(compile_command: tuple[str, ...]) -> bytes:
         target = Path(folder) / f"{HEADER}.gch"
         command = [*compile_command, "-x", "c++-header", str(HERE / "include" / HEADER), "-o", str(target)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=RUNTIME_SECONDS, check=False)
+            done = _prepared(command, Path(folder))
         except subprocess.TimeoutExpired:
             return b""
         header = target.read_bytes() if done.returncode == 0 and target.is_file() else b""
@@ -250,13 +250,17 @@ def runtime_object(toolchain: Toolchain, *, cooperative: bool) -> bytes:
             str(HERE / "runtime" / "runtime.cpp"),
         ]
         command += ["-o", str(target)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=RUNTIME_SECONDS, check=False)
+        done = _prepared(command, Path(folder))
         if done.returncode != 0:
             raise UserError(
                 f"{' '.join(toolchain.command)} cannot compile the emulator's runtime: {done.stderr[:2000]}",
                 "put a working g++ or clang++ on PATH",
             )
         return target.read_bytes()
+
+
+def _prepared(command: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(command, capture_output=True, text=True, timeout=RUNTIME_SECONDS, cwd=folder, check=False)
 
 
 def check_runs_only_when_launched(kernel_object: bytes) -> None:
