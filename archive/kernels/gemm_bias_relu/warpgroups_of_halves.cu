@@ -1,6 +1,7 @@
 /*---
 op = "gemm_bias_relu"
-note = "float32 on warpgroups (wgmma): each factor is scaled by a power of two per row so that its largest value is near the top of float16, and split into two halves of 11 bits; three products of halves keep 22 bits over nine decades of a row, and sums leave the tensor cores after every 64 terms; lines with NaN or infinities are multiplied by ordinary arithmetic; any shape"
+note = "float32 on warpgroups (wgmma): each factor is scaled by a power of two per row so that its largest value is near the top of float16, and split into two halves of 11 bits; three products of halves keep 22 bits over nine decades of a row, and sums leave the tensor cores after every 64 terms; lines with NaN or infinities are multiplied by ordinary arithmetic; any m and n"
+when = "k >= 64"
 dtypes = ["float32"]
 specialize = ["lines", "columns", "depth", "wide_k", "steps", "blocks_m", "blocks_n"]
 
