@@ -94,7 +94,7 @@ def _moves_over(op: Op, workload: Workload, window: str, over: str) -> bool:
 def small_sizes(
     op: Op, accepts: Callable[[Workload], bool], rng: random.Random, most_bytes: int
 ) -> tuple[Workload, ...]:
-    """Return workloads in which each dim and integer parameter is once 1, 2, 3 and 4, unless a listed workload has it.
+    """Return workloads in which each dim and integer parameter is 1, 2, 3 or 4, if no listed workload has this value.
 
     Half of the sizes of a workload, or two, are larger, because a size of 1 often matters only beside larger ones.
     Sizes that depend on each other, such as heads and groups of heads, change together. Dims of outputs follow from the

@@ -91,7 +91,7 @@ class Limits:
 
     size: float  # root mean square of the result
     error: float  # root mean square error
-    yardstick: float  # root mean square error of PyTorch, or of what is always allowed
+    yardstick: float  # root mean square error of PyTorch, or the error that is always allowed
     allowance: Allowance  # the error that one element may have
     finite: bool  # all results are finite, also after conversion to the output's dtype
 

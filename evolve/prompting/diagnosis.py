@@ -225,7 +225,7 @@ AT = {
     "faint": "values are far below float16's range here: nothing may pass through float16 on its way",
     "vast": "values are far beyond float16's range here: nothing may pass through float16 on its way",
     "zero": "all inputs, or all gradients, are zero here: consider 0/0 and rsqrtf(0)",
-    "minute": "all inputs, or all gradients, are around 1e-8 here: nothing may pass through float16, no fixed point",
+    "minute": "all inputs, or all gradients, are around 1e-8 here: nothing may pass through float16 or fixed point",
     "subnormal": "all inputs are subnormal here: they are numbers, not zeros",
     "saturating": "all inputs are around 100 here: exponentials overflow, so inf/inf must not occur",
     "overflowing": "inputs reach the largest float16 here: results beyond it must become infinite in float16, not "

@@ -32,7 +32,7 @@ VALUES = {
     "large": "large (exponentials overflow)",
     "moved": "normal with another mean and another spread in each timed call",
     "heavy_tail": "heavy-tailed (a few elements make up most of a sum)",
-    "shifted": "far from zero (each row has its own mean, up to some hundreds below or above zero)",
+    "shifted": "far from zero (each row has its own mean, up to a few hundred below or above zero)",
     "shifted_columns": "far from zero column by column, or channel by channel",
     "integers": "small integers (the result must be exact)",
     "constant": "constant rows (variance 0), some of them zero",

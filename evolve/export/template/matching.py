@@ -67,7 +67,7 @@ def either(operands: tuple[Any, Any] | None) -> Iterator[tuple[Any, Any]]:
 
 
 def uncast(node: Any) -> Cast:
-    """Return a node before changes of its dtype."""
+    """Return the node that remains without the last changes of dtype."""
     dtypes: list[Any] = []
     found: list[Node] = []
     while (dtype := _dtype_of(node)) is not None:
