@@ -94,7 +94,7 @@ def _moves_over(op: Op, workload: Workload, window: str, over: str) -> bool:
 def small_sizes(
     op: Op, accepts: Callable[[Workload], bool], rng: random.Random, most_bytes: int
 ) -> tuple[Workload, ...]:
-    """Return workloads in which each dim and integer parameter is 1, 2, 3 or 4, if no listed workload has this value.
+    """Return workloads for the values 1 to 4 of each dim and integer parameter that no listed workload has.
 
     Half of the sizes of a workload, or two, are larger, because a size of 1 often matters only beside larger ones.
     Sizes that depend on each other, such as heads and groups of heads, change together. Dims of outputs follow from the

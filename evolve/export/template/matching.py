@@ -67,7 +67,7 @@ def either(operands: tuple[Any, Any] | None) -> Iterator[tuple[Any, Any]]:
 
 
 def uncast(node: Any) -> Cast:
-    """Return the node that remains without the last changes of dtype."""
+    """Split a node into the node before its last changes of dtype, and these changes."""
     dtypes: list[Any] = []
     found: list[Node] = []
     while (dtype := _dtype_of(node)) is not None:
