@@ -27,7 +27,7 @@ NOTE = (
     "For each time t, with h of the previous step, which is h0 at first, a = x[t] @ w_ih^T + b_ih and b = h @ w_hh^T + "
     "b_hh, each "
     "of three thirds r, z, n: r = sigmoid(a_r + b_r), z = sigmoid(a_z + b_z), n = tanh(a_n + r * b_n); "
-    "h = (1 - z) * n + z * h. out has the h of all steps, h_n is the h of the last step. "
+    "h = (1 - z) * n + z * h. out has the h of all steps; h_n is the h of the last step. "
 )
 
 

@@ -27,7 +27,7 @@ NOTE = (
     "For each time t, with h and c of the previous step, which are h0 and c0 at first: i, f, g, o = the four quarters "
     "of "
     "x[t] @ w_ih^T + b_ih + h @ w_hh^T + b_hh, in this order; c = sigmoid(f) * c + sigmoid(i) * tanh(g); "
-    "h = sigmoid(o) * tanh(c). out has the h of all steps, h_n and c_n are the h and c of the last step. "
+    "h = sigmoid(o) * tanh(c). out has the h of all steps; h_n and c_n are the h and c of the last step. "
 )
 
 

@@ -25,7 +25,7 @@ Many = tuple[torch.Tensor, ...]
 NOTE = (
     "For each time t, with h of the previous step, which is h0 at first: h = tanh(x[t] @ w_ih^T + b_ih + h @ w_hh^T + "
     "b_hh). "
-    "out has the h of all steps, h_n is the h of the last step. "
+    "out has the h of all steps; h_n is the h of the last step. "
 )
 
 
