@@ -15,7 +15,7 @@ from reference_ops.op import ENDS_WITH_NAN, RUNS_OF_MINUS_INF, Arrange, Tensors
 
 WIDEST_BITS, WIDEST_BITS_IN_FLOAT16 = 14, 6  # range of scales along a sum of products: from 2**-14 to 2**14
 SHARE_OF_BLOCK = 3  # a block hides one key in three
-# least distance of moved scores from zero, and the element of the keys that moves them
+# smallest distance of moved scores from zero, and the element of the keys that moves them
 MOVED_SCORE, MOVED_KEY = 256.0, 16.0
 OPPOSED, OPPOSED_IN_FLOAT16 = 2.0**15, 2.0**7  # products of such numbers are far from zero
 

@@ -24,7 +24,7 @@ from reference_ops.shapes import (
 # sizes up to this are special cases in kernels: one batch, two heads, three colours, the elements of a vector
 MOST_SMALL = 4
 MOST_LARGE = 2  # number of sizes beside a small size that must be larger
-LEAST_EQUAL, MOST_EQUAL = 2, 6  # least size that two dims have in common, and number of workloads with equal sizes
+LEAST_EQUAL, MOST_EQUAL = 2, 6  # smallest size that two dims have in common, and number of workloads with equal sizes
 EQUAL_TRIES = 12
 FEW_SIZES = 3  # number of sizes above which the number of rows need not equal another size
 EQUALS = (5, 6, 8, 12, 16, 24)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from evolve.export.package import ExportReport
 
-CALLS_SHOWN = 6  # most calls without a kernel that are listed
+CALLS_SHOWN = 6  # largest number of calls without a kernel that are listed
 OPS_HELP = "Ops, files or functions to export, named as for `evolve run` [default: all with champions]."
 ALL_HELP = "Export every op of the catalog; where no kernel has won yet, PyTorch runs."
 PYTORCH_HELP = "Also export ops for which no kernel has won on a GPU yet, as functions that run PyTorch."

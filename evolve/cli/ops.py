@@ -36,7 +36,7 @@ from reference_ops.op import Op, Workload
 if TYPE_CHECKING:
     from evolve.evaluation.op_check import BlindSpot
 
-SPOTS_SHOWN = 12  # most blind spots printed per op; --json lists all of them
+SPOTS_SHOWN = 12  # largest number of blind spots printed per op; --json lists all of them
 NAME, HEADROOM = "name", "headroom"
 OpsArgument = Annotated[
     list[str] | None,

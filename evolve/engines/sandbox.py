@@ -1,7 +1,7 @@
 """Sandbox of a worker: denies access to the network and most of the file system, and limits memory.
 
-On the emulated device, a kernel is native code in the worker's own process. On a GPU it is not, but compilers and
-PyTorch's caches are. Protections that the system does not offer are skipped; `gaps` lists them.
+On the emulated device, a kernel is native code in the worker's own process. On a GPU, only compilers and PyTorch's
+caches run native code there. Protections that the system does not offer are skipped; `gaps` lists them.
 """
 
 import ctypes

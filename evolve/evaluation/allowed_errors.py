@@ -21,7 +21,7 @@ TINY = 1e-38
 LEAST_QUICK, MOST_QUICK = 1e-15, 1e18  # squares below 1e-38 are negligible in the sum, and no square exceeds 1e38
 FEW = 64  # fewer results may all be zero by chance, and PyTorch's may all be exact
 SMALL = 2**15  # largest number of elements of an output that is compared on the CPU
-ENOUGH = 16  # least number of errors with a meaningful mean
+ENOUGH = 16  # smallest number of errors with a meaningful mean
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Evaluator:
     def baselines_at_hand(self, op: Op, workload: Workload) -> Baselines:
         """Return the baselines' times.
 
-        If `defers` is set, return eager PyTorch's only and add the workload to `lacking`.
+        If `defers` is set, return only eager PyTorch's times and add the workload to `lacking`.
         """
         if not self.defers or self.known(op, workload):
             return self.baselines_for(op, workload)

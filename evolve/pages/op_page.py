@@ -17,7 +17,7 @@ from evolve.report.words import one_line
 REASONS_READ = 400  # number of newest failures of each outcome whose reasons are read
 REASONS_SHOWN = 4
 AXES = ("evaluations", "tokens", "dollars")
-DOTS_DRAWN = 1_000  # most kernels in the plot of the best so far, besides those with which it rose
+DOTS_DRAWN = 1_000  # largest number of kernels in the plot of the best so far, besides those with which it rose
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ from evolve.report.runs import UNITS, amount
 from evolve.report.standing import Standing
 from evolve.selection.population import Champion
 
-OPS_DRAWN = 40  # most ops in the plot of the overview
-WORKLOADS_DRAWN = 16  # most workloads in the plot of an op
+OPS_DRAWN = 40  # largest number of ops in the plot of the overview
+WORKLOADS_DRAWN = 16  # largest number of workloads in the plot of an op
 KNOBS = "knobs"  # operator of the tuner
 MOST_HIGHLIGHTED = 200_000  # number of characters above which a text is shown without colours
 FORMAT = HtmlFormatter(nowrap=True, classprefix="h-")
@@ -195,7 +195,7 @@ def _dollars(usd: float) -> str:
 
 
 def _turns(moments: Sequence[Moment]) -> list[Moment]:
-    """Return the first moment and those at which the best so far rose."""
+    """Return the first moment, and the moments at which the best so far rose."""
     before = (None, *moments)
     return [one for one, last in zip(moments, before, strict=False) if last is None or one.best > last.best]
 

@@ -48,7 +48,7 @@ HEADERS = {
 }
 STATIC = {"style.css": "text/css", "pages.js": "text/javascript"}
 POLL_SECONDS, QUIET_SECONDS = 0.5, 15.0
-PATIENCE = 10  # least time between two announcements of changed pages, as a multiple of the time to render them
+PATIENCE = 10  # smallest time between two announcements of changed pages, as a multiple of the time to render them
 KEPT = 64  # number of pages that are kept
 
 Stamp = tuple[tuple[int, int], ...]

@@ -11,11 +11,11 @@ from archive.characters import escaped
 WIDTH, HEIGHT = 520, 250  # size of a plot; a phone shows it at two thirds of this size
 LEFT, RIGHT, TOP, BOTTOM = 52, 26, 26, 40  # margins of a plot
 COLORS = 6  # number of colours: classes c0 to c5 of the style sheet
-DOTS_SHOWN = 1_500  # most dots that a plot draws
+DOTS_SHOWN = 1_500  # largest number of dots that a plot draws
 NARROW = 4.0  # a logarithmic axis with a smaller range has evenly spaced ticks
 BAR, GAP, LABEL_WIDTH = 13, 3, 150  # height of a bar, space below it, and space for labels left of the bars
 WORDS_WIDTH = 160  # space right of the longest bar for words such as `12345 µs autotune` in the large type of a phone
-LABEL_LENGTH = 22  # most characters of a label
+LABEL_LENGTH = 22  # largest number of characters of a label
 OP_WIDTH, OP_LENGTH = 195, 30  # width and length of a label with an op and a device
 
 Point = tuple[float, float]

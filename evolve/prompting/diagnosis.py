@@ -150,7 +150,7 @@ HINTS = {
         'parameter for, a missing extern "C", a key below a [table] that belongs above it, a dim passed as a pointer.'
     ),
     Outcome.COMPILE_ERROR: (
-        "Start with the first message; later ones often follow from it. Usual causes: a name from the host's "
+        "Start with the first message; later messages often follow from it. Usual causes: a name from the host's "
         "library or from std::, an argument that is specialised and also passed, a missing conversion between "
         "half types and float, `#if` on something that is not a knob."
     ),
@@ -167,7 +167,7 @@ HINTS = {
     Outcome.TIMED_OUT: (
         "It did not end. Usual causes: a barrier or a __shfl_sync that not all of its threads reach (after an "
         "early return), a loop whose step can be 0, blocks waiting for others in a launch that is not "
-        "cooperative, a counter in workspace that is not zero = true."
+        "cooperative, a counter in a workspace without `zero = true`."
     ),
     Outcome.WRONG: (
         "Its results differ from PyTorch's by more than rounding. Usual causes: a missing __syncthreads() "
@@ -192,8 +192,7 @@ HINTS = {
     Outcome.UNSAFE: (
         "Its results are right only by chance, if at all: its code or the sanitizer shows a race, a stray access, or a "
         "value that is read before it is written. Usual causes: a missing __syncthreads() or __syncwarp(), a buffer in "
-        "shared "
-        "memory used again too early, workspace read that is not zero = true; among blocks, a count or flag "
+        "shared memory used again too early, a workspace read without `zero = true`; among blocks, a count or flag "
         "without __threadfence() before it, waiting without `cooperative = true`, __ldg of what the launch writes."
     ),
     Outcome.IMPLAUSIBLE: (

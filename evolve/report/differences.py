@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 CONTEXT = 3  # unchanged lines shown around a change
-SIMILAR = 0.6  # least similarity of lines that are compared word by word
+SIMILAR = 0.6  # smallest similarity of lines that are compared word by word
 WORD = re.compile(r"\w+|\s+|[^\w\s]")
 LONG = 400  # number of characters above which lines are not compared word by word
 

@@ -15,7 +15,7 @@ from evolve.report.words import figure, moment, percent, times, workload_labels
 WIDE = 100  # minimum width, in columns, at which notes are shown
 WIDER = 120  # minimum width, in columns, at which max-autotune is shown beside torch.compile's default
 GAP = 2  # width of the gap between two columns of a table
-LEAST_TEXT = 16  # least width, in columns, that a column of text gets before another column is left out
+LEAST_TEXT = 16  # smallest width, in columns, that a column of text gets before another column is left out
 OVER_FIRST = "over first"
 # Columns of a table of champions or measurements that are left out, in this order, if the table is too wide.
 LESS_IMPORTANT = ("autotune", "95 %", "eager", "compile", "light", "idea", "bytes/load", "launches")

@@ -89,7 +89,7 @@ def say_command(output: Console, begin: str, command: str, style: str = "") -> N
 
 ID_SHOWN = 8
 COMMAND, KEPT_SPACE = re.compile(r"`[^`\n]+`\S*"), "\N{NO-BREAK SPACE}"
-LEAST_HANGING, SHORT_INDENT = 24, 4  # least width of indented text in columns, and the indent if there is less room
+LEAST_HANGING, SHORT_INDENT = 24, 4  # smallest width of indented text in columns, and the indent if there is less room
 SHORT_DTYPES = {"bfloat16": "bf16", "float64": "fp64", "float32": "fp32", "float16": "fp16"}
 
 

@@ -16,7 +16,7 @@ from evolve.prompting.text import one_line
 MOST = 10  # maximum number of sentences
 MOST_GAINS, MOST_LOSSES, MOST_KNOBS, MOST_REASONS, MOST_HOPELESS = 3, 2, 2, 2, 1
 GAINED, LOST = 1.1, 0.9  # speedups over the parent above which a gain counts, and below which a loss counts
-TELLING = 1.1  # least speedup of a knob's value that is reported
+TELLING = 1.1  # smallest speedup of a knob's value that is reported
 LEAST_SETTINGS = 4  # minimum number of measured settings before a design's knobs are judged
 AGAIN = 2  # number of occurrences from which a failure is not an accident
 MAX_NOTE, MAX_REASON, MAX_WORKLOAD = 140, 160, 120

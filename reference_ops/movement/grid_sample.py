@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 
-MARGIN = 1 / 64  # least distance of a position from a pixel's centre, in pixels
+MARGIN = 1 / 64  # smallest distance of a position from a pixel's centre, in pixels
 
 
 def grid_sample(x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:

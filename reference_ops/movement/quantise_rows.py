@@ -11,7 +11,7 @@ from reference_ops.precision import TORCH_DTYPES
 
 LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
 SHORT = {"int8": "int8", "float8_e4m3fn": "fp8"}
-LEAST = 1e-10  # least magnitude on which a row's scale is based, so that rows of zeros also have a scale
+LEAST = 1e-10  # smallest magnitude on which a row's scale is based, so that rows of zeros also have a scale
 
 
 def at(rows: int, cols: int) -> dict[str, int]:

@@ -19,7 +19,7 @@ from reference_ops.tasks.tracing import Fact, Shapes, Traced, reference_of, shap
 from reference_ops.tasks.weights import drawing, without_inert
 
 INERT_SHOWN = 5  # largest number of weights without influence that a note names
-MOST_TRIED = 1_000_000_000  # most operations of a call that tries a distribution of inputs
+MOST_TRIED = 1_000_000_000  # largest number of operations of a call that tries a distribution of inputs
 MOST_ERROR = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.3, torch.float64: 1e-9}
 NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 

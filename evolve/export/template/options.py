@@ -17,7 +17,7 @@ class Options:
     """Which kernels may run; the default allows all."""
 
     deterministic: bool | None = None  # None: as set by torch.use_deterministic_algorithms
-    workspace_limit: int | None = None  # most bytes of scratch memory
+    workspace_limit: int | None = None  # limit on the bytes of scratch memory
     allow: frozenset[str] | None = None  # ops that may use kernels; None for all
     pin: tuple[tuple[str, str], ...] = ()  # pairs of an op and the id of the only kernel to run, or PYTORCH
     autotune: bool = False  # whether the first call for new sizes times the kernels here

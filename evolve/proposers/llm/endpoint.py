@@ -41,7 +41,7 @@ RETRIES, RETRIES_AFTER_TIME_OUT = 99, 1
 UNREACHABLE = frozenset({"ConnectError", "ConnectTimeout", "UnsupportedProtocol", "InvalidURL", "LocalProtocolError"})
 TEMPORARY = frozenset({408, 409, 425, 429})  # temporary statuses, in addition to all from 500 up
 SPENT_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
-FIRST_SECONDS, MOST_SECONDS = 0.5, 30.0  # least and longest wait between retries
+FIRST_SECONDS, MOST_SECONDS = 0.5, 30.0  # shortest and longest wait between retries
 LONGEST_SECONDS = 900.0  # longest Retry-After that is respected
 REFUSES = re.compile(
     r"unsupported|not support|unknown|unrecogni[sz]ed|not permitted|not allowed|unexpected|extra inputs|deprecated"

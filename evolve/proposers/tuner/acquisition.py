@@ -31,7 +31,7 @@ EXPLORATION = 0.5  # assumed gain in log time after one trial; divided by the ro
 TAME = 1.5
 MAX_SEEN = 128  # largest number of programs in a surrogate model; if there are more, some of the slow ones are left out
 DOUBT = 0.5  # number of failures at which a common cause has a probability of one half
-WORTHWHILE = 0.03  # least improvement in log time; a smaller one would keep the search in the first good region
+WORTHWHILE = 0.03  # smallest improvement in log time; a smaller one would keep the search in the first good region
 UNSURE = 1e-6  # value of one standard deviation, which decides if no improvement is expected
 
 Timed = Measurement | Timing
