@@ -131,7 +131,7 @@ class Tools:
     # captures a call in a CUDA graph and returns a function that replays it, or None if the call cannot be captured
     capture: Capture | None = None
     fenced: Fenced | None = None
-    # in less time than `compile`, for workloads where traits are not needed
+    # takes less time than `compile`, for workloads where traits are not needed
     compile_without_traits: "Callable[[Bound], Program] | None" = None
     sanitizer: Sanitizer | None = None
     profiler: Profiler | None = None

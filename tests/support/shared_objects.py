@@ -136,18 +136,18 @@ def share(objects: SharedObjects, patch: Patch = setattr) -> None:
         objects.add(key, pickle.dumps((output.image, output.log, output.ptx)))
         return output
 
-    for name in ("_finished", "_prepared"):  # of kernels; of the runtime and the headers
+    for name in ("_finished", "_prepared"):  # the first compiles kernels, the second the runtime and the headers
         patch(host, name, partial(found_or_finished, getattr(host, name)))
     patch(nvrtc, "_nvrtc", found_or_compiled)
 
 
 def check_ops_once(objects: SharedObjects) -> None:
-    """Let one worker of all look for blind spots at a workload of the catalog, where each one would before it times."""
+    """Let only one worker look for blind spots at a workload of the catalog, instead of each before timing."""
     refuse = evaluator._refuse_blind
 
     def refuse_once(op: Op, workload: Workload, torch_device: str) -> None:
         key = hashlib.sha256(repr(["no blind spots", op.name, workload.key, torch_device]).encode()).digest()
-        known = catalog.loaded_as(op) == op.name  # and no file of a test
+        known = catalog.loaded_as(op) == op.name  # not an op from a test's file
         if not known or objects.get(key) is None:
             refuse(op, workload, torch_device)
             objects.add(key, b"none")

@@ -25,12 +25,12 @@ from evolve.devices.source_text import includes, spliced_directive, without_fore
 ANCHOR = "evolve_anchor"
 SLOW_HEADERS = ("cooperative_groups", "cuda/std", "cub/", "thrust/", "cuda/atomic", "cuda/barrier", "cuda/pipeline")
 HEADER_NAME = re.compile(r"\w[\w./+-]*")
-REAL, VIRTUAL = "sm_", "compute_"  # how architectures begin; for the second there is only PTX
-OWN_PTX = re.compile(r"\b_*asm\b|cluster")  # in a source: instructions that only the assembler reads
-# In PTX: variables in memory of which there is little, and the most threads that an entry may have.
+REAL, VIRTUAL = "sm_", "compute_"  # prefixes of architectures; for the second, NVRTC returns only PTX
+OWN_PTX = re.compile(r"\b_*asm\b|cluster")  # in a source: instructions that only the assembler checks
+# In PTX: variables in shared, local and constant memory, and the limit on the threads of an entry.
 HELD = re.compile(r"\.(?:shared|local|const)\s+\.align\s+\d+\s+\.[a-z]+(?P<bits>\d+)\s+[\w$]+(?:\[(?P<count>\d+)\])?")
 MOST_THREADS = re.compile(r"\.(?:maxntid|reqntid)\s+(\d+(?:\s*,\s*\d+)*)")
-ASSEMBLED_BYTES = 48 * 1024  # of such variables that it always accepts
+ASSEMBLED_BYTES = 48 * 1024  # size of such variables that the assembler always accepts
 CACHES_SINCE = (12, 9)  # since this version, NVRTC caches results if there is a GPU, but without the log
 LOG_CHARACTERS = 4000
 SERIALISED = (
@@ -78,9 +78,10 @@ def compile_cubin(bound: Bound, arch: str, cache: Path | None = None) -> Cubin:
 
 
 def check_compiles(bound: Bound, arch: str) -> None:
-    """Raise a RejectedError as `compile_cubin` does, but make no machine code if its assembler has nothing to refuse.
+    """Raise a RejectedError as `compile_cubin` does, but make no machine code if the assembler has nothing to refuse.
 
-    That takes half of the time. Arguments and variables are not checked: `compile_cubin` has at another workload.
+    This takes half of the time. Arguments and variables are not checked, because `compile_cubin` has checked them at
+    another workload.
     """
     _check_source(bound)
     if OWN_PTX.search(bound.kernel.source):
@@ -95,7 +96,7 @@ def check_compiles(bound: Bound, arch: str) -> None:
 
 
 def _may_be_refused(bound: Bound, ptx: str, most_shared: int) -> bool:
-    """Return whether a launch may break a limit that only the assembler checks, or one that stands in the cubin."""
+    """Return whether a launch may exceed a limit that only the assembler checks or that only the cubin contains."""
     held = sum(int(found["bits"]) // 8 * int(found["count"] or 1) for found in HELD.finditer(ptx))
     shared = max((launch.shared for launch in bound.launches), default=0)
     threads = max((prod(launch.block) for launch in bound.launches), default=0)
@@ -224,7 +225,7 @@ class _Output:
 
     @cached_property
     def symbols(self) -> tuple[tuple[Symbol, ...], tuple[str, ...]]:
-        """The variables that outlive a call, and the names of what is not in the cubin."""
+        """The variables that outlive a call, and the names of symbols that are not in the cubin."""
         symbols = object_file.symbols(self.image)
         return cubin.variables(symbols), tuple(symbol.name for symbol in symbols if symbol.section is None)
 

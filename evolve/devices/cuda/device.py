@@ -141,7 +141,7 @@ class CudaDevice:
     def _call_as_timed(self, call: Callable[[], object]) -> None:
         """Make one call with the GPU in the state in which `time` calls it.
 
-        The host gets no head start, which only a timing needs.
+        The host does not enqueue the call ahead, because only a timing needs that.
         """
         self._clean()
         call()
