@@ -115,6 +115,15 @@ def test_a_layer_with_parametrizations_is_patched_and_unpatched(
     assert type(norm) is nn.RMSNorm
 
 
+def test_a_patched_layer_takes_its_inputs_by_name(known: Known, machine: EmulatedMachine) -> None:
+    norm, x = nn.RMSNorm(32, eps=1e-6), torch.randn(4, 32)
+    patch(norm, made(known, __name__))
+    torch.testing.assert_close(norm(x=x), functional.rms_norm(x, (32,), norm.weight, 1e-6), rtol=1e-4, atol=1e-5)
+    assert len(machine.launched) == 1
+    with pytest.raises(TypeError, match="takes the inputs x, but was given hidden"):
+        norm(hidden=x)
+
+
 def test_calls_in_a_block_run_kernels_and_the_report_says_which(
     model: Model, known: Known, machine: EmulatedMachine
 ) -> None:

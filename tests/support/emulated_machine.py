@@ -89,7 +89,7 @@ def _read(x: torch.Tensor, source: Source) -> torch.Tensor:
 
 def _placed(out: torch.Tensor, wanted: Written) -> torch.Tensor:
     """Return an output with the layout in which a kernel writes the caller's result."""
-    result = torch.empty_strided(wanted.shape, wanted.stride, dtype=wanted.dtype)
+    result = torch.empty_strided(wanted.shape, wanted.stride, dtype=wanted.dtype, device="cpu")
     result.as_strided(out.shape, out.stride()).copy_(out)
     return result
 

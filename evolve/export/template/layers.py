@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -55,12 +56,15 @@ def forwards(functions: Mapping[str, Function]) -> dict[str, Callable[..., Any]]
 def _subclass(layer: Layer, functions: Mapping[str, Function], module: str) -> type[nn.Module]:
     function = functions[layer.function]
     if layer.function == "batch_norm":
-        forward = _batch_norm(function)
+        forward = _batch_norm(function, _names(layer))
     elif layer.function in RECURRENT:
         forward = _recurrent(layer, function)
     else:
+        names = _names(layer)
 
-        def forward(self: Any, *inputs: Tensor) -> Any:
+        def forward(self: Any, *inputs: Tensor, **named: Tensor) -> Any:
+            if named:
+                inputs = _in_order(names, inputs, named)
             return function(*inputs, *layer.rest(self))
 
     content = {
@@ -71,8 +75,24 @@ def _subclass(layer: Layer, functions: Mapping[str, Function], module: str) -> t
     return type(layer.kind.__name__, (layer.kind,), content)
 
 
-def _batch_norm(function: Function) -> Callable[..., Any]:
-    def forward(self: Any, x: Tensor) -> Any:
+def _names(layer: Layer) -> tuple[str, ...]:
+    """Return the names of the inputs of a layer's forward."""
+    forward: Any = layer.kind.forward
+    return tuple(signature(forward).parameters)[1:]
+
+
+def _in_order(names: tuple[str, ...], inputs: tuple[Tensor, ...], named: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    """Return the inputs of a layer, some of which are given by name."""
+    rest = names[len(inputs) :]
+    if len(inputs) > len(names) or sorted(named) != sorted(rest):
+        given = [*map(str, range(len(inputs))), *named]
+        raise TypeError(f"forward() takes the inputs {', '.join(names)}, but was given {', '.join(given)}")
+    return (*inputs, *[named[name] for name in rest])
+
+
+def _batch_norm(function: Function, names: tuple[str, ...]) -> Callable[..., Any]:
+    def forward(self: Any, *inputs: Tensor, **named: Tensor) -> Any:
+        (x,) = _in_order(names, inputs, named)
         if tracked(self):
             return super(type(self), self).forward(x)
         self._check_input_dim(x)
