@@ -93,7 +93,7 @@ def import_compiler(device: Device) -> threading.Thread:
     def load() -> None:
         if COMPILE not in policy_of(device.info.kind).baselines or switched_off():
             return
-        with contextlib.suppress(Exception):  # the baseline that needs it fails, and eager PyTorch is the baseline
+        with contextlib.suppress(Exception):  # baselines that need this import fail, and eager PyTorch is the baseline
             import_module("torch._dynamo")
             import_module("torch._inductor.compile_fx")
 

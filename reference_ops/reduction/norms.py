@@ -125,7 +125,7 @@ ops = (
         awkward=AWKWARD,
         # Where the gradient and the row are almost parallel, as in constant rows, only rounding is left.
         values=("uniform", "large", "heavy_tail"),
-        valid=lambda known: known["cols"] > 1,  # a row of one is parallel to its gradient
+        valid=lambda known: known["cols"] > 1,  # a row of one element is parallel to its gradient
         draw=draw_short,
         flops=lambda dims: 8 * dims["rows"] * dims["cols"],
         # The default factor suffices for sums in float32, rounded once.

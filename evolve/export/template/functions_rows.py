@@ -91,7 +91,7 @@ def masked_softmax(
     made_bytes = mask.numel() if stays else 0
     if x.dim() < BY_HEADS:  # a single head
         scores, hidden = x.reshape(-1, 1, *x.shape[-2:]), hidden.reshape(-1, *x.shape[-2:])
-    elif mask.dim() > 2 and mask.shape[-3] != 1:  # each head has its own mask: as if each were a batch
+    elif mask.dim() > 2 and mask.shape[-3] != 1:  # each head has its own mask, so heads are treated like batches
         made_bytes += hidden.numel()
         scores, hidden = x.flatten(0, 1).unsqueeze(1), hidden.flatten(0, 1)
     else:
