@@ -195,7 +195,8 @@ def test_a_run_stopped_during_startup_ends_quietly(tmp_path: Path, seconds: floa
     output, _ = process.communicate(timeout=60)
     if process.returncode == 130:
         assert "Traceback" not in output
-    elif process.returncode != -signal.SIGINT:  # Python itself ends it before evolve's first line, with this code or 1
+    # if Python ends the process before evolve's first line, the exit code is this one or 1
+    elif process.returncode != -signal.SIGINT:
         assert (process.returncode, "KeyboardInterrupt" in output) == (1, True), output
 
 

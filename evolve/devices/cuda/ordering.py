@@ -286,7 +286,7 @@ def _poll(view: View, read: int) -> Poll | None:
 
 
 def _loops(entry: Entry, index: int) -> Iterator[frozenset[int]]:
-    """Yield the instructions of each loop with this one, the innermost first."""
+    """Yield the instructions of each loop that contains this instruction, the innermost loop first."""
     for begin, end in entry.spans:
         if begin <= index <= end:
 
