@@ -76,7 +76,7 @@ Send = Callable[[Message], None]
 V = TypeVar("V")  # type of a verdict, or None
 Request = Assignment | ProfileRequest | TimingRequest | PreparationRequest
 SHARED_COMPILATION, TICK = 10.0, 0.003  # seconds to wait for another worker that compiles, and between two polls
-NICE = 10  # niceness of a process that compiles ahead, so that it does not slow processes that take times
+NICE = 10  # niceness of a process that compiles ahead, so that it does not slow processes that measure
 
 
 def serve(device_kind: str, fork: Fork, channel: socket.socket, project: Path) -> None:
