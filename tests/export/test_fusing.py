@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -214,6 +215,29 @@ def test_calls_that_one_op_computes_become_one_call(known: Functions, name: str)
     torch.testing.assert_close(trained(model, run, x), trained(other, other, x), rtol=1e-4, atol=1e-5)
     assert graph_pass.report.replaced[op] == 1, str(graph_pass)
     assert op in {*OF_SEVERAL_CALLS, "rms_norm", "silu", "mish"}
+
+
+def gated(x: Tensor, norm: nn.Module) -> Any:
+    return norm(x * functional.silu(x))
+
+
+def summed(x: Tensor, norm: nn.Module) -> Any:
+    total = x + x
+    return total + norm(total)
+
+
+@pytest.mark.parametrize(
+    ("called", "op"), [(lambda x, norm: norm(x), "rms_norm"), (summed, "add_rms_norm"), (gated, "rms_norm_silu")]
+)
+def test_a_norm_over_channels_is_viewed_as_pytorch_leaves_it(known: Functions, called: Model, op: str) -> None:
+    norm, x = LlamaNorm(), torch.randn(2, WIDTH, 3, 5)
+
+    def model(x: Tensor) -> Any:
+        return called(x.permute(0, 2, 3, 1), norm).permute(0, 3, 1, 2).view(2, -1)
+
+    run, graph_pass = compiled(model, known)
+    torch.testing.assert_close(run(x), model(x))
+    assert graph_pass.report.replaced[op] == 1, str(graph_pass)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

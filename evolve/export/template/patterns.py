@@ -21,7 +21,17 @@ from evolve.export.template.epilogues import (
     batch_norm_and_relu,
     group_norm_and_silu,
 )
-from evolve.export.template.forms import LOW, NOTHING, Call, Lowered, as_sizes, elementwise, first
+from evolve.export.template.forms import (
+    LOW,
+    NOTHING,
+    Call,
+    Lowered,
+    as_input,
+    as_sizes,
+    copied_bytes,
+    elementwise,
+    first,
+)
 from evolve.export.template.functions_images import causal_conv1d
 from evolve.export.template.functions_normalization import rms_norm
 from evolve.export.template.matching import (
@@ -124,7 +134,22 @@ def rms_norm_written_out(
     """A root mean square norm with changes of dtype between its steps."""
     if fault := _misfit_of_dtypes(x, weight, dtypes):
         return fault
-    return rms_norm(x, weight.shape, weight, eps)
+    return _laid_out_like(x, rms_norm(x, weight.shape, weight, eps))
+
+
+def _laid_out_like(x: Tensor, call: Lowered) -> Call | list[Call] | str:
+    """Return the call whose results have the input's order of elements in memory, as those of single calls have.
+
+    A model may view them in that order.
+    """
+    if not isinstance(call, Call) or x.is_contiguous():
+        return call
+
+    def finish(outputs: tuple[Tensor, ...]) -> Any:
+        found = call.finish(outputs)
+        return as_input(found, x) if isinstance(found, Tensor) else tuple(as_input(one, x) for one in found)
+
+    return call._replace(finish=finish, after_bytes=copied_bytes(x))
 
 
 def _misfit_of_dtypes(x: Tensor, weight: Tensor, dtypes: Sequence[tuple[Any, ...]]) -> str:
@@ -147,7 +172,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, dty
         return "the shapes differ"
     if x.dtype != residual.dtype:
         return "the dtypes differ"
-    return _misfit_of_dtypes(x, weight, dtypes) or Call("add_rms_norm", (x, residual, weight), {"eps": eps}, tuple)
+    call = Call("add_rms_norm", (x, residual, weight), {"eps": eps}, tuple)
+    return _misfit_of_dtypes(x, weight, dtypes) or _laid_out_like(x, call)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Lowered:
@@ -216,7 +242,8 @@ def rms_norm_silu(
         return "the product is computed in a narrower dtype"
     wide = torch.float32 if torch.float32 in [to for some in of_product for to in some] else x.dtype
     within = [(*dtypes[0], wide), *dtypes[1:]]
-    return _misfit_of_dtypes(x, weight, within) or Call("rms_norm_silu", (x, gate, weight), {"eps": eps}, first)
+    call = Call("rms_norm_silu", (x, gate, weight), {"eps": eps}, first)
+    return _misfit_of_dtypes(x, weight, within) or _laid_out_like(x, call)
 
 
 def _layer_norm_of_sum(node: Any) -> Match | None:
@@ -237,7 +264,12 @@ def add_layer_norm(
         return "the shapes differ"
     if len({one.dtype for one in (x, residual, weight, bias)}) > 1:
         return "the dtypes differ"
-    return Call("add_layer_norm", (x, residual, weight, bias), {"eps": eps}, lambda outputs: outputs[:2])
+    call = Call("add_layer_norm", (x, residual, weight, bias), {"eps": eps}, lambda outputs: outputs[:2])
+    return (
+        call
+        if x.is_contiguous()
+        else call._replace(finish=lambda outputs: (outputs[0], as_input(outputs[1], x)), after_bytes=copied_bytes(x))
+    )
 
 
 def _gated(node: Any) -> Match | None:
