@@ -48,12 +48,18 @@ def timed(entry: ExportedEntry, median_us: float, eager_us: float = 100.0) -> Ex
     return replace(entry, kernels=kernels)
 
 
-def made(folder: Path, machine: EmulatedMachine, forward_us: float, backward_us: float = 40.0) -> Functions:
-    """Return functions whose kernels take these times."""
+def made(
+    folder: Path,
+    machine: EmulatedMachine,
+    forward_us: float,
+    backward_us: float = 40.0,
+    backward_eager_us: float = 100.0,
+) -> Functions:
+    """Return functions whose kernels take these times, and with this time of eager PyTorch for the backward."""
     ops = primitives(OPS, folder, machine)
     for name, primitive in ops.items():
-        us = backward_us if name.endswith("backward") else forward_us
-        primitive.entry = primitive._decider.entry = timed(primitive.entry, us)
+        times = (backward_us, backward_eager_us) if name.endswith("backward") else (forward_us, 100.0)
+        primitive.entry = primitive._decider.entry = timed(primitive.entry, *times)
     wanted = ("embedding", "rms_norm")
     return Functions([form for form in forms() if form.name in wanted], ops, f"alone{id(ops)}")
 
@@ -164,3 +170,27 @@ def test_a_block_of_redirected_calls_reports_such_a_call_as_replaced(tmp_path: P
             functional.embedding(INDICES, weight).sum().backward()
     assert report.replaced == {"embedding": 3}
     assert ids(known, machine) == 3 * ["embedding_backward"]
+
+
+def test_a_forward_that_is_trained_is_pytorchs_where_the_formula_of_its_backward_loses_more_than_its_kernel_saves(
+    tmp_path: Path, machine: EmulatedMachine
+) -> None:
+    known = made(tmp_path, machine, forward_us=50.0, backward_us=1000.0, backward_eager_us=900.0)
+    x, weight = torch.rand(8, 8, requires_grad=True), torch.rand(8, requires_grad=True)
+    norm = known["rms_norm"]
+    for _ in range(3):
+        norm(x, (8,), weight, 1e-6).sum().backward()
+    assert ids(known, machine) == []
+    assert "no kernel computes rms_norm_backward" in norm.explain((x, (8,), weight, 1e-6), {}).reason
+    with torch.no_grad():
+        norm(x, (8,), weight, 1e-6)
+    assert ids(known, machine) == ["rms_norm"]
+
+
+def test_a_forward_that_is_trained_runs_its_kernel_where_the_formula_of_its_backward_is_one_call_of_pytorch(
+    tmp_path: Path, machine: EmulatedMachine
+) -> None:
+    known = made(tmp_path, machine, forward_us=50.0, backward_us=1000.0, backward_eager_us=900.0)
+    weight = torch.rand(8, 8, requires_grad=True)
+    known["embedding"](INDICES, weight).sum().backward()
+    assert ids(known, machine) == ["embedding"]

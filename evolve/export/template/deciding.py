@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import starmap
 from pathlib import Path
@@ -124,7 +124,7 @@ class Decider:
         """Return the decision for tensors on a device. Compile a kernel, and time it unless a graph is captured."""
         try:
             # PyTorch cannot compute some ops for tensors without memory, and a graph must not capture them.
-            given = _metas(views) if where == CAPTURED else views
+            given = metas_of(views) if where == CAPTURED else views
             question, found = self._question(given, views[0].device, parameters, where)
             return self._chosen(question, views, found, where)
         except SlowLaunchError as error:
@@ -148,8 +148,20 @@ class Decider:
         Raise a NoKernelError if no kernel wins.
         """
         choice = next(choices(self.entry, self._kernels, question))
-        share = math.prod(size for _, size in question.workload.dims) / math.prod(choice.measured.dims.values())
-        return _saves_us(choice, question) * min(1.0, share)
+        return _saves_us(choice, question) * _share(question, choice.measured)
+
+    def loses_us(self, question: Question) -> float:
+        """Return how much longer the op's formula takes in eager PyTorch than when it is compiled.
+
+        Without a measurement on this GPU, one on another GPU counts. Without any, the formula counts as fast enough.
+        """
+        if self.op.baseline:  # one call of PyTorch, as autograd makes it
+            return 0.0
+        for device in dict.fromkeys((question.device, *[measured.device for _, measured in self.entry.table()])):
+            with suppress(NoKernelError):
+                near = nearest(self.entry, replace(question, device=device))
+                return max(0.0, near.times.eager_us - near.times.baseline_us) * _share(question, near)
+        return 0.0
 
     def costs_us(self, question: Question) -> float:
         """Return the extra time of an opaque op over the compiler's code where no kernel wins.
@@ -176,7 +188,7 @@ class Decider:
 
     def forward_by_pytorch(self, views: Tensors, parameters: Mapping[str, Number], reason: str) -> Decision:
         """Return the decision that PyTorch computes these outputs and kernels compute the backward."""
-        question, found = self._question(_metas(views), views[0].device, parameters, EAGER)
+        question, found = self._question(metas_of(views), views[0].device, parameters, EAGER)
         shapes = [(spec, self.op.shape(spec, question.workload)) for spec in self.op.outputs]
         outputs = tuple(found.unfolded(*pair) for pair in shapes) if found.leading is not None else None
         sizes = self.op.sizes(question.workload)
@@ -348,7 +360,12 @@ def by_pytorch(op: Op, inputs: Tensors, parameters: Mapping[str, Number]) -> Ten
     return (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
 
 
-def _metas(views: Tensors) -> Tensors:
+def _share(question: Question, measured: Measured) -> float:
+    """Return the size of the workload as a share of the measured size, at most 1."""
+    return min(1.0, math.prod(size for _, size in question.workload.dims) / math.prod(measured.dims.values()))
+
+
+def metas_of(views: Tensors) -> Tensors:
     return tuple(torch.empty(x.shape, dtype=x.dtype, device="meta") for x in views)
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -23,6 +23,7 @@ from evolve.export.template.deciding import (
     Decision,
     by_pytorch,
     launched,
+    metas_of,
 )
 from evolve.export.template.folding import as_kernel_reads, takes_more_dims
 from evolve.export.template.forms import copied_bytes, copying_us
@@ -127,8 +128,9 @@ class Primitive:
         if reason := self._obstacle(views, parameters):
             return Decision(reason)
         decision = self._decide(views, parameters, where)
-        if not decision.ready and where == EAGER and self.gradients.steps:
-            decision = self._for_backward(decision, views, parameters)
+        if where == EAGER and self.gradients.steps and (learning := self._learning(views)):
+            chosen = self._with_own_backward if decision.ready else self._for_backward
+            decision = chosen(decision, views, parameters, learning)
         if not decision.ready or where == FOR_BACKWARD:
             return decision
         return TOO_LITTLE if decision.saves_us < _copies_us(views, after_bytes) else decision
@@ -175,21 +177,47 @@ class Primitive:
             return f"the package has no gradient of {self.op.name} with respect to {', '.join(sorted(missing))}"
         return ""
 
-    def _for_backward(self, decision: Decision, views: Tensors, parameters: Mapping[str, Number]) -> Decision:
+    def _for_backward(
+        self, decision: Decision, views: Tensors, parameters: Mapping[str, Number], learning: Collection[str]
+    ) -> Decision:
         """Return the decision where no kernel wins the forward: PyTorch, perhaps with a kernel for the backward."""
-        learning = self._learning(views)
-        if not learning or decision.is_slow_to_launch:
+        if decision.is_slow_to_launch:
             return decision
-        key = (decision.reason, learning, *self._key(views, parameters, EAGER))
+
+        def with_kernels() -> Decision:
+            saves_us, reason = self._backward_saves_us(metas_of(views), views[0].device, parameters, learning, EAGER)
+            if saves_us <= MARGIN_US:
+                return decision
+            told = f"{reason}, and {decision.reason}"
+            return replace(self._decider.forward_by_pytorch(views, parameters, told), saves_us=saves_us)
+
+        return self._known((decision.reason, learning, *self._key(views, parameters, EAGER)), with_kernels, decision)
+
+    def _with_own_backward(
+        self, decision: Decision, views: Tensors, parameters: Mapping[str, Number], learning: Collection[str]
+    ) -> Decision:
+        """Return the decision where a kernel wins the forward: PyTorch if the backward would lose more than that saves.
+
+        Without a kernel, the backward is the formula of its op, which autograd may compute in fewer steps.
+        """
+
+        def compared() -> Decision:
+            metas, device = metas_of(views), views[0].device
+            loses_us, ops = self._backward_loses_us(metas, device, parameters, learning)
+            saves_us, _ = self._backward_saves_us(metas, device, parameters, learning, EAGER)
+            if loses_us <= decision.saves_us + saves_us:
+                return decision
+            return Decision(f"no kernel computes {ops}, and PyTorch's own gradient takes less time than its formula")
+
+        return self._known((decision.kernel, learning, *self._key(views, parameters, EAGER)), compared, decision)
+
+    def _known(self, key: Hashable, decide: Callable[[], Decision], otherwise: Decision) -> Decision:
+        """Return the decision that is known for a key, or else decide, and remember that."""
         known = self._decisions.get(key)
         if known is None:
             with self._lock, torch._C.DisableTorchFunction(), suppress(NoKernelError):  # noqa: SLF001 - there is no public way
-                metas = tuple(x.detach().to("meta") for x in views)
-                saves_us, reason = self._backward_saves_us(metas, views[0].device, parameters, learning, EAGER)
-                if saves_us > MARGIN_US:
-                    told = f"{reason}, and {decision.reason}"
-                    known = replace(self._decider.forward_by_pytorch(views, parameters, told), saves_us=saves_us)
-            known = self._decisions[key] = known or decision
+                known = decide()
+            known = self._decisions[key] = known or otherwise
         return known
 
     def _backward_saves_us(
@@ -201,26 +229,55 @@ class Primitive:
         where: str,
     ) -> tuple[float, str]:
         """Return the time that kernels of the backward save, and the names of their ops."""
+        saves_us, ops = 0.0, []
+        for step, given, values in self._steps(metas, device, parameters, learning, where):
+            with suppress(NoKernelError):
+                saves_us += step.saves_here_us(given, device, values, where)
+                ops.append(step.op.name)
+        return saves_us, f"a kernel computes {' and '.join(ops)}"
+
+    def _steps(
+        self,
+        metas: Tensors,
+        device: torch.device,
+        parameters: Mapping[str, Number],
+        learning: Collection[str],
+        where: str,
+    ) -> Iterator[tuple["Primitive", Tensors, Mapping[str, Number]]]:
+        """Yield the ops of the backward that the package has and that are needed, with their inputs and parameters."""
         workload = self._decider.asked(metas, device, parameters, where).workload
-        sizes, saves_us, ops = self.op.sizes(workload), 0.0, []
+        sizes = self.op.sizes(workload)
         kinds = {one.name: (self.op.shape(one, workload), TORCH_DTYPES[one.dtype or workload.dtype])
                  for one in (*self.op.inputs, *self.op.outputs)}  # fmt: skip
         for step in self.gradients.steps:
-            if step.deciding is None or step.gives.isdisjoint(learning):
+            if not isinstance(step.deciding, Primitive) or step.gives.isdisjoint(learning):
                 continue
             shapes = [kinds[name.removeprefix(GRADIENT)] for name in step.reads]
             given = tuple(torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in shapes)
-            values = {name: parameters.get(name, sizes.get(name, 0)) for name in step.op.parameters}
-            with suppress(NoKernelError):
-                saves_us += step.deciding.saves_here_us(given, device, values, where)
+            yield step.deciding, given, {name: parameters.get(name, sizes.get(name, 0)) for name in step.op.parameters}
+
+    def _backward_loses_us(
+        self, metas: Tensors, device: torch.device, parameters: Mapping[str, Number], learning: Collection[str]
+    ) -> tuple[float, str]:
+        """Return the time that formulas of the backward take beyond compiled PyTorch, and the names of their ops."""
+        loses_us, ops = 0.0, []
+        for step, given, values in self._steps(metas, device, parameters, learning, EAGER):
+            try:
+                step.saves_here_us(given, device, values, EAGER)
+            except NoKernelError:
+                loses_us += step.loses_here_us(given, device, values)
                 ops.append(step.op.name)
-        return saves_us, f"a kernel computes {' and '.join(ops)}"
+        return loses_us, " and ".join(ops)
 
     def saves_here_us(
         self, metas: Tensors, device: torch.device, parameters: Mapping[str, Number], where: str
     ) -> float:
         """Return the time that a kernel saves for tensors without memory. Raise a NoKernelError if none wins."""
         return self._decider.saves_here_us(self._decider.asked(metas, device, parameters, where))
+
+    def loses_here_us(self, metas: Tensors, device: torch.device, parameters: Mapping[str, Number]) -> float:
+        """Return how much longer the op's formula takes in eager PyTorch than when it is compiled."""
+        return self._decider.loses_us(self._decider.asked(metas, device, parameters, EAGER))
 
     def _key(self, views: Tensors, parameters: Mapping[str, Number], where: str) -> tuple[object, ...]:
         chosen = current()
