@@ -29,14 +29,12 @@ PAST_16_BITS = (66_000, 72_000)  # range of the size of a dim beyond 16 bits
 PAST_8_BITS = (263, 300)  # range of the size of a dim beyond 8 bits; the prime below the size is beyond 8 bits, too
 LONG, MANY = 1000, 48  # a dim with a listed size as long as this may be longer in use
 MOST_TAPS = 16  # greatest listed size of a filter; a dim of which larger sizes are listed is not a filter
-# largest factor by which a floating-point parameter, or the distance of a decay from 1, is multiplied or divided
-SPREAD = 30.0
+SPREAD = 30.0  # largest factor or divisor of a floating-point parameter, or of the distance of a decay from 1
 KEPT_BITS = 24  # differences of fewer bytes do not matter
 LARGE_MULTIPLE = 4096  # multiple of rows, for kernels whose `when` requires whole tiles
 # numbers of rows for tools that are a hundred times slower
 FEW_ROWS = (3, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-# number of values above the least that are tried where an op requires more, such as half a window for a padding
-STEPS_UP = 8
+STEPS_UP = 8  # number of values above the least to try where an op requires more, such as half a window
 MORE = (1, 2, 10**6)  # divisors: the greatest listed parameter divided by each is added to it, plus one
 NEAREST = 3  # number of listed workloads of which another size is changed, too, where the op or the kernel requires it
 # a parameter from this value up to 1 is a decay, such as AdamW's betas, whose distance from 1 matters
@@ -48,8 +46,7 @@ def held_out(
 ) -> tuple[Workload, ...]:
     """Return up to `count` different workloads that `accepts` allows and the op's file does not list.
 
-    Large workloads, of `least_bytes` or more, have odd sizes if possible. Small workloads show errors in loops and
-    tails.
+    Large workloads, of `least_bytes` or more, have odd sizes if possible; small ones show errors in loops and tails.
     """
     taken = {(workload.dims, workload.parameters) for workload in op.listed}
     ranges = ranges_of(op.listed)
@@ -159,10 +156,7 @@ def powers_of_two(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) 
 def _halved(
     op: Op, near: Workload, sizes: Mapping[str, int], accepts: Callable[[Workload], bool], most_bytes: int
 ) -> Workload | None:
-    """Return the workload with other sizes of some dims.
-
-    The largest of these is halved until the workload is valid and fits.
-    """
+    """Return the workload with other sizes of some dims; the largest is halved until the workload is valid and fits."""
     left = dict(sizes)
     while max(left.values()) > 1:
         tried = with_sizes(near, left)
@@ -177,10 +171,7 @@ def dims_of(op: Op) -> set[str]:
 
 
 def _longest(op: Op, sizes: Mapping[str, int], shrinks: int, fits: Callable[[Workload], bool]) -> tuple[Workload, ...]:
-    """Return the largest small listed workload, in bytes, with these sizes or with the largest sizes that fit, if any.
-
-    Sizes are halved until a workload fits.
-    """
+    """Return the largest small listed workload, in bytes, with these sizes, which are halved until it fits, if any."""
     first = next(iter(sizes))
     for shrunk in range(shrinks):
         of_kinds = [

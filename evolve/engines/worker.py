@@ -277,10 +277,7 @@ def _measured(device: Device, turns: Turns | None) -> DeviceInfo:
 
 
 def _with_memory(evaluated: Callable[[], V], evaluator: Evaluator, turns: Turns | None) -> V:
-    """Return an evaluation.
-
-    If the memory that workers share is exhausted, wait for the other workers and try again alone.
-    """
+    """Return an evaluation. If the memory that workers share is exhausted, wait for the others and try again alone."""
     for seconds in _waits(evaluator.device) if turns else ():
         try:
             return evaluated()
@@ -295,10 +292,7 @@ def _with_memory(evaluated: Callable[[], V], evaluator: Evaluator, turns: Turns 
 
 
 def _waits(device: Device) -> Iterator[float]:
-    """Yield the time to wait after each evaluation that lacks memory.
-
-    The evaluation must have released its memory by then.
-    """
+    """Yield the time to wait after each evaluation that lacks memory and has released what it had."""
     yield from WAITS_FOR_MEMORY
     for seconds in WAITS_FOR_OTHERS:
         if not _scarce(device):

@@ -123,18 +123,15 @@ class OpView:
     def pending(self, *, every: bool = False) -> list[str]:
         """Return the kernels that count and have no verdict on the device, oldest first.
 
-        Without `every`, a device without GPU times leaves out kernels that a GPU has judged, unless they were requested
-        or the run itself has proposed them.
+        Without `every`, a device without GPU times leaves out kernels that a GPU has judged, except requested ones and
+        those that the run itself has proposed.
         """
         self._refresh()
         elsewhere = frozenset[str]() if every or not self._waiting else self._judged_on_gpus()
         return [kernel_id for kernel_id in self._waiting if kernel_id not in elsewhere or kernel_id in self._asked]
 
     def _judged_on_gpus(self) -> frozenset[str]:
-        """Return the kernels that GPUs have judged.
-
-        They are read again only if other devices have given verdicts since.
-        """
+        """Return the kernels that GPUs have judged; they are read again if other devices have given verdicts."""
         if policy_of(self.device.kind).times_are_gpu_times:
             return frozenset()
         counts = self.store.count(EvaluationSummary, "device", self.op)
@@ -241,10 +238,7 @@ class OpView:
         )
 
     def tried(self) -> Sequence[Tried]:
-        """Return every kernel that has a verdict, oldest first.
-
-        A duplicate gets the outcome and the times of its original, and is left out if the original is unknown.
-        """
+        """Return every kernel with a verdict, oldest first; a duplicate has its original's, if that is known."""
         self._refresh()
         return self._tried.oldest_first(self._families, self._told_of)
 

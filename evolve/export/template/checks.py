@@ -220,10 +220,7 @@ def _differences_agree(function: Callable[..., Any], given: Drawn) -> bool:
 
 
 def every_kernel(primitive: Primitive, setting: Setting) -> str:
-    """Compare the op with PyTorch for each kernel, at sizes that the kernel accepts and at sizes that it does not.
-
-    Two runs of a deterministic kernel must agree bit for bit.
-    """
+    """Compare each kernel with PyTorch at sizes that it accepts and at others; deterministic ones must repeat bits."""
     if not primitive.entry.kernels:
         raise LeftOutError(NO_KERNEL)
     if setting.device.type != primitive.device_type:

@@ -140,10 +140,7 @@ class Function:
     def _attempted(
         self, arguments: tuple[Any, ...], named: Mapping[str, Any], decided: tuple[int, Run] | None = None
     ) -> Attempt:
-        """Return the outcome of a call.
-
-        `decided` is the decision for another call with the same key, if there is one.
-        """
+        """Return the outcome of a call; `decided` is the decision for another call with the same key, if any."""
         if decided is None and any(map(overrides, (*arguments, *named.values()))):
             return Attempt(ELSEWHERE)
         given = self._as_cast(arguments, named)
@@ -334,11 +331,7 @@ def _mapped(value: Any, chosen: Callable[[Any], bool], function: Callable[[Any],
 
 
 def _constant(function: Callable[..., bool]) -> Callable[..., bool]:
-    """Mark a function that is called while a graph is traced, and whose result is a constant of the graph.
-
-    This replaces `torch.compiler.assume_constant_result`, which imports the compiler, and thus takes half as long as
-    importing PyTorch.
-    """
+    """Mark a function whose result is a constant of a traced graph; PyTorch's own mark imports the compiler."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
     return function
 
