@@ -1,17 +1,16 @@
 """Activations after convolutions, linear layers and norms, in graphs that the package's pass redirects."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from each import sampled
-from emulated_machine import EmulatedMachine, primitives
-from graph_passes import compiled, trained
+from emulated_machine import EmulatedMachine
+from graph_passes import compiled, functions, trained
 from torch import Tensor, nn
 
-from evolve.export.families import forms
 from evolve.export.template.comparing import close
 from evolve.export.template.functions import Functions
 from evolve.export.template.patterns import OF_SEVERAL_CALLS
@@ -26,26 +25,12 @@ CHANNELS = 6
 IMAGES = (2, CHANNELS, 9, 8)
 ROWS = (2, 5, 16)
 Made = Callable[[], nn.Module]
-
-
-@pytest.fixture(scope="module")
-def machine() -> EmulatedMachine:
-    return EmulatedMachine(by_reference=True)
+pytestmark = pytest.mark.usefixtures("forgotten")
 
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory, machine: EmulatedMachine) -> Functions:
-    ops = primitives((*OPS, *BACKWARD), tmp_path_factory.mktemp("kernels"), machine)
-    return Functions([form for form in forms() if {*form.ops} & {*ops}], ops, "activated_kernels")
-
-
-@pytest.fixture(autouse=True)
-def forgotten(machine: EmulatedMachine) -> Iterator[None]:
-    machine.launched.clear()
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
+    return functions((*OPS, *BACKWARD), tmp_path_factory.mktemp("kernels"), machine, "activated_kernels")
 
 
 class Then(nn.Module):

@@ -1,19 +1,18 @@
 """Several calls of PyTorch that one op computes, as models write them, in graphs that the package's pass redirects."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from each import sampled
-from emulated_machine import EmulatedMachine, primitives
-from graph_passes import Model, compiled, trained
+from emulated_machine import EmulatedMachine
+from graph_passes import Model, compiled, functions, trained
 from torch import Tensor, nn
 from torch.nn import functional
 from written_norms import WIDTH, DividedNorm, LlamaNorm, MetaNorm
 
-from evolve.export.families import forms
 from evolve.export.template.functions import Functions
 from evolve.export.template.patterns import OF_SEVERAL_CALLS
 
@@ -28,26 +27,12 @@ BACKWARD = (
 )  # fmt: skip
 CHANNELS, LENGTH = 6, 12
 ROWS = (2, 5, WIDTH)
-
-
-@pytest.fixture(scope="module")
-def machine() -> EmulatedMachine:
-    return EmulatedMachine(by_reference=True)
+pytestmark = pytest.mark.usefixtures("forgotten")
 
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory, machine: EmulatedMachine) -> Functions:
-    ops = primitives((*OPS, *BACKWARD), tmp_path_factory.mktemp("kernels"), machine)
-    return Functions([form for form in forms() if {*form.ops} & {*ops}], ops, "fused_kernels")
-
-
-@pytest.fixture(autouse=True)
-def forgotten(machine: EmulatedMachine) -> Iterator[None]:
-    machine.launched.clear()
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
+    return functions((*OPS, *BACKWARD), tmp_path_factory.mktemp("kernels"), machine, "fused_kernels")
 
 
 class Block(nn.Module):

@@ -2,17 +2,15 @@
 
 import copy
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
 from each import sampled
-from emulated_machine import EmulatedMachine, primitives
-from graph_passes import Model, compiled
+from emulated_machine import EmulatedMachine
+from graph_passes import Model, compiled, functions
 from torch import Tensor, nn
 from torch.nn import functional
 
-from evolve.export.families import forms
 from evolve.export.template.comparing import close
 from evolve.export.template.functions import Functions
 
@@ -21,26 +19,12 @@ BATCH, HEADS, TOKENS, SIZE = 2, 3, 7, 16
 MINUS_INF = float("-inf")
 SCORES = (BATCH, HEADS, TOKENS, TOKENS)
 LATER = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1)
-
-
-@pytest.fixture(scope="module")
-def machine() -> EmulatedMachine:
-    return EmulatedMachine(by_reference=True)
+pytestmark = pytest.mark.usefixtures("forgotten")
 
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory, machine: EmulatedMachine) -> Functions:
-    ops = primitives(OPS, tmp_path_factory.mktemp("kernels"), machine)
-    return Functions([form for form in forms() if {*form.ops} & {*ops}], ops, "masked_kernels")
-
-
-@pytest.fixture(autouse=True)
-def forgotten(machine: EmulatedMachine) -> Iterator[None]:
-    machine.launched.clear()
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
+    return functions(OPS, tmp_path_factory.mktemp("kernels"), machine, "masked_kernels")
 
 
 class Attention(nn.Module):

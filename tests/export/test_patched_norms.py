@@ -2,43 +2,27 @@
 
 import copy
 import pickle
-from collections.abc import Iterator
 
 import pytest
 import torch
-from emulated_machine import EmulatedMachine, primitives
-from graph_passes import trained
+from emulated_machine import EmulatedMachine
+from graph_passes import functions, trained
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrize
 from written_norms import WIDTH, DividedNorm, LlamaNorm, MetaNorm
 
-from evolve.export.families import forms
 from evolve.export.template.functions import Functions
 from evolve.export.template.layers import WrittenOut, patch, unpatch
 
 OPS = ("rms_norm", "rms_norm_backward")
 ROWS = (2, 5, WIDTH)
-
-
-@pytest.fixture(scope="module")
-def machine() -> EmulatedMachine:
-    return EmulatedMachine(by_reference=True)
+pytestmark = pytest.mark.usefixtures("forgotten")
 
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory, machine: EmulatedMachine) -> Functions:
-    ops = primitives(OPS, tmp_path_factory.mktemp("kernels"), machine)
-    return Functions([form for form in forms() if {*form.ops} & {*ops}], ops, "patched_norms")
-
-
-@pytest.fixture(autouse=True)
-def forgotten(machine: EmulatedMachine) -> Iterator[None]:
-    machine.launched.clear()
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
+    return functions(OPS, tmp_path_factory.mktemp("kernels"), machine, "patched_norms")
 
 
 class Doubled(LlamaNorm):

@@ -1,16 +1,25 @@
 """Models compiled with a package's pass over their graphs, for tests of what the pass replaces."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from emulated_machine import EmulatedMachine, primitives
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.debugging import aot_eager
 
+from evolve.export.families import forms
 from evolve.export.template.functions import Functions
 from evolve.export.template.redirecting import GraphPass
 
 Model = Callable[..., Any]
+
+
+def functions(ops: Sequence[str], folder: Path, machine: EmulatedMachine, namespace: str) -> Functions:
+    """Return the functions of a package whose kernels compute these ops."""
+    known = primitives(ops, folder, machine)
+    return Functions([form for form in forms() if {*form.ops} & {*known}], known, namespace)
 
 
 def compiled(model: Model, known: Functions, **how: Any) -> tuple[Model, GraphPass]:

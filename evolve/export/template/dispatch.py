@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -185,10 +185,11 @@ class Primitive:
             return decision
 
         def with_kernels() -> Decision:
-            saves_us, reason = self._backward_saves_us(metas_of(views), views[0].device, parameters, learning, EAGER)
+            gains = self._backward_gains_us(metas_of(views), views[0].device, parameters, learning, EAGER)
+            saves_us = _saved(gains)
             if saves_us <= MARGIN_US:
                 return decision
-            told = f"{reason}, and {decision.reason}"
+            told = f"a kernel computes {_named(gains, 1)}, and {decision.reason}"
             return replace(self._decider.forward_by_pytorch(views, parameters, told), saves_us=saves_us)
 
         return self._known((decision.reason, learning, *self._key(views, parameters, EAGER)), with_kernels, decision)
@@ -202,12 +203,11 @@ class Primitive:
         """
 
         def compared() -> Decision:
-            metas, device = metas_of(views), views[0].device
-            loses_us, ops = self._backward_loses_us(metas, device, parameters, learning)
-            saves_us, _ = self._backward_saves_us(metas, device, parameters, learning, EAGER)
-            if loses_us <= decision.saves_us + saves_us:
+            gains = self._backward_gains_us(metas_of(views), views[0].device, parameters, learning, EAGER)
+            if decision.saves_us + sum(gains.values()) >= 0:
                 return decision
-            return Decision(f"no kernel computes {ops}, and PyTorch's own gradient takes less time than its formula")
+            reason = "and PyTorch's own gradient takes less time than its formula"
+            return Decision(f"no kernel computes {_named(gains, -1)}, {reason}")
 
         return self._known((decision.kernel, learning, *self._key(views, parameters, EAGER)), compared, decision)
 
@@ -220,64 +220,40 @@ class Primitive:
             known = self._decisions[key] = known or otherwise
         return known
 
-    def _backward_saves_us(
+    def _backward_gains_us(
         self,
         metas: Tensors,
         device: torch.device,
         parameters: Mapping[str, Number],
         learning: Collection[str],
         where: str,
-    ) -> tuple[float, str]:
-        """Return the time that kernels of the backward save, and the names of their ops."""
-        saves_us, ops = 0.0, []
-        for step, given, values in self._steps(metas, device, parameters, learning, where):
-            with suppress(NoKernelError):
-                saves_us += step.saves_here_us(given, device, values, where)
-                ops.append(step.op.name)
-        return saves_us, f"a kernel computes {' and '.join(ops)}"
-
-    def _steps(
-        self,
-        metas: Tensors,
-        device: torch.device,
-        parameters: Mapping[str, Number],
-        learning: Collection[str],
-        where: str,
-    ) -> Iterator[tuple["Primitive", Tensors, Mapping[str, Number]]]:
-        """Yield the ops of the backward that the package has and that are needed, with their inputs and parameters."""
+    ) -> dict[str, float]:
+        """Return what each needed op of the backward gains, as `gains_us` does."""
         workload = self._decider.asked(metas, device, parameters, where).workload
-        sizes = self.op.sizes(workload)
+        sizes, gains = self.op.sizes(workload), dict[str, float]()
         kinds = {one.name: (self.op.shape(one, workload), TORCH_DTYPES[one.dtype or workload.dtype])
                  for one in (*self.op.inputs, *self.op.outputs)}  # fmt: skip
         for step in self.gradients.steps:
-            if not isinstance(step.deciding, Primitive) or step.gives.isdisjoint(learning):
+            if step.deciding is None or step.gives.isdisjoint(learning):
                 continue
             shapes = [kinds[name.removeprefix(GRADIENT)] for name in step.reads]
             given = tuple(torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in shapes)
-            yield step.deciding, given, {name: parameters.get(name, sizes.get(name, 0)) for name in step.op.parameters}
+            values = {name: parameters.get(name, sizes.get(name, 0)) for name in step.op.parameters}
+            gains[step.op.name] = step.deciding.gains_us(given, device, values, where)
+        return gains
 
-    def _backward_loses_us(
-        self, metas: Tensors, device: torch.device, parameters: Mapping[str, Number], learning: Collection[str]
-    ) -> tuple[float, str]:
-        """Return the time that formulas of the backward take beyond compiled PyTorch, and the names of their ops."""
-        loses_us, ops = 0.0, []
-        for step, given, values in self._steps(metas, device, parameters, learning, EAGER):
+    def gains_us(self, metas: Tensors, device: torch.device, parameters: Mapping[str, Number], where: str) -> float:
+        """Return the time that a kernel saves for tensors without memory.
+
+        If no kernel wins, the result is negative: the time that the op's formula loses in eager PyTorch.
+        """
+        with suppress(NoKernelError):
+            question = self._decider.asked(metas, device, parameters, where)
             try:
-                step.saves_here_us(given, device, values, EAGER)
+                return self._decider.saves_here_us(question)
             except NoKernelError:
-                loses_us += step.loses_here_us(given, device, values)
-                ops.append(step.op.name)
-        return loses_us, " and ".join(ops)
-
-    def saves_here_us(
-        self, metas: Tensors, device: torch.device, parameters: Mapping[str, Number], where: str
-    ) -> float:
-        """Return the time that a kernel saves for tensors without memory. Raise a NoKernelError if none wins."""
-        return self._decider.saves_here_us(self._decider.asked(metas, device, parameters, where))
-
-    def loses_here_us(self, metas: Tensors, device: torch.device, parameters: Mapping[str, Number]) -> float:
-        """Return how much longer the op's formula takes in eager PyTorch than when it is compiled."""
-        return self._decider.loses_us(self._decider.asked(metas, device, parameters, EAGER))
+                return -self._decider.loses_us(question)
+        return 0.0
 
     def _key(self, views: Tensors, parameters: Mapping[str, Number], where: str) -> tuple[object, ...]:
         chosen = current()
@@ -333,7 +309,7 @@ class Primitive:
         except NoKernelError as error:
             reason = str(error)
         with suppress(NoKernelError):
-            saves_us, _ = self._backward_saves_us(metas, device, parameters, learning, COMPILED)
+            saves_us = _saved(self._backward_gains_us(metas, device, parameters, learning, COMPILED))
             if saves_us > MARGIN_US:
                 costs_us = self._decider.costs_us(self._decider.asked(metas, device, parameters, FOR_BACKWARD))
                 return reason if saves_us < MARGIN_US + costs_us + copies_us else ""
@@ -349,6 +325,15 @@ class Primitive:
 def _copies_us(views: Tensors, after_bytes: int) -> float:
     """Return the time of the copies before and after a kernel."""
     return sum(map(copying_us, [*map(copied_bytes, views), after_bytes]))
+
+
+def _saved(gains_us: Mapping[str, float]) -> float:
+    return sum(max(0.0, gain) for gain in gains_us.values())
+
+
+def _named(gains_us: Mapping[str, float], sign: int) -> str:
+    """Return the names of the ops whose gain has this sign."""
+    return " and ".join(name for name, gain in gains_us.items() if gain * sign > 0)
 
 
 def _together(function: Callable[[Tensors], Tensors], *tensors: torch.Tensor) -> Tensors:
