@@ -101,7 +101,7 @@ class Compilation(Generic[P]):
     op: Op
     info: DeviceInfo
     compile_bound: Callable[[Bound], P]
-    compile_drawn: Callable[[Bound], P] | None = None  # used in place of `compile` for workloads that no file lists
+    compile_drawn: Callable[[Bound], P] | None = None  # in place of `compile_bound`, for drawn workloads
 
     def shapes(self, seed: int, *, confirm: bool) -> Shapes:
         """Return the workloads of an evaluation, some of which are drawn from the seed. Nothing is compiled."""
