@@ -72,6 +72,44 @@ def oldest_by_code(verdicts: Iterable[EvaluationSummary]) -> dict[str, Evaluatio
     return found
 
 
+class Originals:
+    """The oldest verdict on each machine code, computed on first use and then kept up to date.
+
+    `verdicts` are the current verdicts by kernel; they belong to the caller.
+    """
+
+    def __init__(self, verdicts: Mapping[str, EvaluationSummary]) -> None:
+        self._verdicts = verdicts
+        self._by_code: dict[str, EvaluationSummary] | None = None
+
+    def with_code(self, code: str) -> EvaluationSummary | None:
+        if self._by_code is None:
+            self._by_code = oldest_by_code(self._verdicts.values())
+        return self._by_code.get(code)
+
+    def credited(self, verdict: EvaluationSummary) -> EvaluationSummary | None:
+        """Return the verdict.
+
+        A duplicate gets the outcome and times of its original, or None if the original is unknown.
+        """
+        if verdict.outcome is not Outcome.DUPLICATE:
+            return verdict
+        original = self.with_code(verdict.code)
+        return original and verdict._replace(
+            outcome=original.outcome, workloads=original.workloads, times=original.times
+        )
+
+    def add(self, verdict: EvaluationSummary) -> bool:
+        """Add a new verdict. Return False if it is older than the known verdict on the same machine code."""
+        if self._by_code is None or not verdict.code or verdict.outcome is Outcome.DUPLICATE:
+            return True
+        return self._by_code.setdefault(verdict.code, verdict).created <= verdict.created
+
+    def forget(self) -> None:
+        """Compute the verdicts again the next time."""
+        self._by_code = None
+
+
 @lru_cache(maxsize=20_000)
 def likeness(kernel: Kernel) -> str:
     """Return a hash that kernels share if they differ only in note, comments, blanks, names and unused knobs."""

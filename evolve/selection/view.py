@@ -13,7 +13,7 @@ from archive.summaries import EvaluationSummary, Judged, KernelSummary, Proposal
 from evolve.devices.choose import policy_of
 from evolve.request import Candidate
 from evolve.selection import population
-from evolve.selection.duplicates import oldest_by_code
+from evolve.selection.duplicates import Originals
 from evolve.selection.history import History, TriedKernels
 from evolve.selection.lessons import Lessons, shortened
 from evolve.selection.population import Champion, Ranking
@@ -32,7 +32,7 @@ class OpView:
         self.store, self.op, self.device, self.scope = store, op, device, scope
         self._all: dict[str, str] = {}  # family of every kernel of the op, oldest first
         self._judged: dict[str, EvaluationSummary] = {}  # the current verdict on each kernel on the device
-        self._by_code: dict[str, EvaluationSummary] | None = None  # the oldest verdict on each machine code
+        self._originals = Originals(self._judged)
         self._proposals: list[ProposalSummary] = []  # proposals in the scope, oldest first
         self._proposed: set[str] = set()  # the kernels in these proposals
         self._used = Counter[str]()  # how often each kernel was a parent
@@ -255,7 +255,7 @@ class OpView:
 
     def with_code(self, code: str) -> EvaluationSummary | None:
         self._refresh()
-        return self._codes().get(code)
+        return self._originals.with_code(code)
 
     # Reading new records.
 
@@ -350,8 +350,9 @@ class OpView:
         self._judged[verdict.kernel_id] = verdict
         self._waiting.pop(verdict.kernel_id, None)
         self._alive = None
-        if held or not self._note_code(verdict):
-            self._past = self._by_code = None
+        if held or not self._originals.add(verdict):
+            self._originals.forget()
+            self._past = None
             self._tried.forget()
         if held:
             self._ranking = None
@@ -363,33 +364,10 @@ class OpView:
             self._contenders[verdict.kernel_id] = verdict
         if verdict.kernel_id in self._families:
             self._unheard.append(verdict)
-            self._tried.add(verdict, self._families[verdict.kernel_id], self._told)
-
-    def _codes(self) -> dict[str, EvaluationSummary]:
-        if self._by_code is None:
-            self._by_code = oldest_by_code(self._judged.values())
-        return self._by_code
-
-    def _note_code(self, verdict: EvaluationSummary) -> bool:
-        """Record the machine code of a new verdict. Return False if the recorded verdict is newer than this one."""
-        if self._by_code is None or not verdict.code or verdict.outcome is Outcome.DUPLICATE:
-            return True
-        return self._by_code.setdefault(verdict.code, verdict).created <= verdict.created
-
-    def _told(self, verdict: EvaluationSummary) -> EvaluationSummary | None:
-        """Return the verdict.
-
-        A duplicate gets the outcome and times of its original, or None if the original is unknown.
-        """
-        if verdict.outcome is not Outcome.DUPLICATE:
-            return verdict
-        original = self._codes().get(verdict.code)
-        return original and verdict._replace(
-            outcome=original.outcome, workloads=original.workloads, times=original.times
-        )
+            self._tried.add(verdict, self._families[verdict.kernel_id], self._originals.credited)
 
     def _told_of(self, kernel_id: str) -> EvaluationSummary | None:
-        return self._told(self._judged[kernel_id]) if kernel_id in self._judged else None
+        return self._originals.credited(self._judged[kernel_id]) if kernel_id in self._judged else None
 
     def _counts(self, kernel_id: str) -> bool:
         return kernel_id in self._families if self.scope.fresh else kernel_id not in self._dormant
