@@ -1,18 +1,22 @@
 """The cuda device's compiler, which runs without a GPU."""
 
+import os
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("cupy")
+from cupy.cuda import nvrtc
 
 from archive.binding import Point, bind
 from archive.kernel import Bound, parse
 from archive.records import Outcome
 from evolve.devices.cuda import compiler
-from evolve.devices.cuda.compiler import ANCHOR, Cubin, check_compiles, compile_cubin
+from evolve.devices.cuda.compiler import ANCHOR, PRECOMPILES_SINCE, Cubin, check_compiles, compile_cubin
 from evolve.devices.cuda.cubin import most_shared
 from evolve.devices.device import RejectedError
 
@@ -356,3 +360,23 @@ def test_specialised_values_are_compared_after_calls_too() -> None:
 def test_a_specialised_zero_is_not_state() -> None:
     zero = replace(bound(BODY.replace("n - 1", "n")), constants=(("n", 0),))
     assert {variable.name for variable in compiled(zero).variables} == {"n", ANCHOR}
+
+
+def test_precompiled_headers_change_no_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def image(note: str, arch: str = "sm_90a") -> bytes:
+        return compile_cubin(bound(f"{BODY} // {note}\n"), arch).image
+
+    with monkeypatch.context() as patched:
+        patched.setattr(compiler, "_precompiled_headers", lambda _arch: [])
+        plain = image("without")
+    assert plain == image("creates them") == image("uses them")
+    assert image("for another architecture", "sm_80") != plain
+
+
+@pytest.mark.skipif(nvrtc.getVersion() < PRECOMPILES_SINCE, reason="this NVRTC cannot precompile headers")
+def test_headers_are_precompiled_again_if_their_folder_was_deleted() -> None:
+    for number in range(3):
+        assert not compile_cubin(bound(f"{BODY} // {number} without folder\n"), "sm_90a").log
+        folder = Path(compiler._own_folder(os.getpid()).name)
+        assert folder.is_dir()
+        shutil.rmtree(folder)

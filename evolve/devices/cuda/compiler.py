@@ -6,9 +6,10 @@ import hashlib
 import json
 import os
 import re
+import tempfile
 import zlib
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from math import prod
 from pathlib import Path
 
@@ -31,6 +32,7 @@ OWN_PTX = re.compile(r"\b_*asm\b|cluster")  # in a source: instructions that onl
 HELD = re.compile(r"\.(?:shared|local|const)\s+\.align\s+\d+\s+\.[a-z]+(?P<bits>\d+)\s+[\w$]+(?:\[(?P<count>\d+)\])?")
 MOST_THREADS = re.compile(r"\.(?:maxntid|reqntid)\s+(\d+(?:\s*,\s*\d+)*)")
 ASSEMBLED_BYTES = 48 * 1024  # size of such variables that the assembler always accepts
+PRECOMPILES_SINCE = (12, 8)  # since this version, NVRTC can precompile headers
 CACHES_SINCE = (12, 9)  # since this version, NVRTC caches results if there is a GPU, but without the log
 LOG_CHARACTERS = 4000
 SERIALISED = (
@@ -244,6 +246,8 @@ def _nvrtc(source: str, arch: str) -> _Output:
     from cupy.cuda import nvrtc
 
     options = [*translation.options(arch, cuda_include_dirs()), "-lineinfo", "--ptxas-options=-v"]
+    if nvrtc.getVersion() >= PRECOMPILES_SINCE:
+        options += _precompiled_headers(arch)
     if nvrtc.getVersion() >= CACHES_SINCE:
         options.append("--no-cache")
     program = nvrtc.createProgram(
@@ -261,6 +265,20 @@ def _nvrtc(source: str, arch: str) -> _Output:
         raise RejectedError(Outcome.COMPILE_ERROR, log[:LOG_CHARACTERS]) from error
     finally:
         nvrtc.destroyProgram(program)
+
+
+def _precompiled_headers(arch: str) -> list[str]:
+    """Return options with which the headers of the prelude are compiled once per process, which changes no output."""
+    folder = Path(_own_folder(os.getpid()).name, arch)
+    folder.mkdir(parents=True, exist_ok=True)  # without its folder, NVRTC fails
+    # the warning says that nothing behind the first #line is precompiled
+    return ["--pch", f"--pch-dir={folder}", "--pch-messages=false", "-diag-suppress=20283"]
+
+
+@cache
+def _own_folder(_pid: int) -> tempfile.TemporaryDirectory[str]:
+    """Return this process's folder for precompiled headers, which no other process can use."""
+    return tempfile.TemporaryDirectory(prefix="evolve-headers-", ignore_cleanup_errors=True)
 
 
 def _check_registers(ptx: bytes) -> None:
