@@ -110,7 +110,11 @@ def _where(source: RecordQuery, kind: type, op: str, filters: Filters) -> tuple[
 
 def _evaluations(connection: sqlite3.Connection, found: Iterable[Row]) -> Iterator[Evaluation]:
     every = list(found)
-    devices = {row[0]: rows.device(row) for row in connection.execute("SELECT * FROM devices")} if every else {}
+    ids = json.dumps(list({row[3] for row in every}))
+    devices = {
+        row[0]: rows.device(row)
+        for row in connection.execute(f"SELECT * FROM devices WHERE id {GIVEN}", [ids])  # noqa: S608
+    }
     for start in range(0, len(every), READ_AT_ONCE):
         part = every[start : start + READ_AT_ONCE]
         measurements = defaultdict[str, list[Measurement]](list)

@@ -8,6 +8,7 @@ from types import ModuleType
 
 from reference_ops.listing import PACKAGE, Listed, listed, op_files, read_listing, write_listing
 from reference_ops.op import Op, ops_of
+from reference_ops.without_torch import without_torch
 
 ENDING = 'It must end with a module-level `op = Op(name=..., reference=..., inputs=tensors(x="n"), ...)`.'
 ANOTHER_NAME = "Give your op another name: `Op(name=...)`, `@evolve.op(..., name=...)`, or rename the task."
@@ -32,15 +33,22 @@ def listing() -> tuple[Listed, ...]:
     """
     found = read_listing()
     if found is None:
-        files = op_files().values()
-        every = [
-            listed(op, file.parent.name, str(file.relative_to(PACKAGE)))
-            for file in files
-            for op in ops_of(_imported(file))
-        ]
-        found = tuple(sorted(every, key=lambda op: op.name))
+        try:
+            with without_torch():
+                found = _listed_ops()
+        except CatalogError:  # a file needs PyTorch, or is broken
+            found = _listed_ops()
         write_listing(found)
     return found
+
+
+def _listed_ops() -> tuple[Listed, ...]:
+    every = [
+        listed(op, file.parent.name, str(file.relative_to(PACKAGE)))
+        for file in op_files().values()
+        for op in ops_of(_imported(file))
+    ]
+    return tuple(sorted(every, key=lambda op: op.name))
 
 
 def use_cached_listing() -> None:

@@ -3,7 +3,7 @@
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,7 +33,10 @@ from evolve.report.words import console, counted, listed, print_text, say, short
 from evolve.request import Candidate, Request
 from evolve.selection import selection
 from evolve.selection.view import OpView
-from reference_ops.catalog import is_path
+from reference_ops import catalog
+from reference_ops.catalog import CatalogError, is_path
+from reference_ops.op import Op
+from reference_ops.without_torch import without_torch
 
 if TYPE_CHECKING:
     from evolve.proposers.llm.models import Model
@@ -87,15 +90,16 @@ def ask(  # noqa: PLR0913, PLR0917 - one per option
     check_operator(operator, parent or ())
     readable = (out is None and sys.stdout.isatty()) if text is None else text
     (op,) = with_example((op,), example)
-    models, loaded = read_models(model or ()), trial.load(op)
+    models = read_models(model or ())
+    loaded, source = loaded_with_source(op)
     with closing(wiring.readable_archive(archive)) as store:
         info = _device_to_write_for(store, device)
         count = number or (1 if readable or operator else PROMPTS)
         request = selection.request(OpView(store, loaded.name, info), loaded, count, seed=seed)
         if operator:
-            prompts = prompts_for_operator(request, models, operator, parent or (), store)
+            prompts = prompts_for_operator(request, models, operator, parent or (), source, store)
         else:
-            prompts = questions.prompts(request, models, questions.reference_source(loaded))
+            prompts = questions.prompts(request, models, source)
     path = wiring.archive_path(archive)
     lines = _readable(prompts) if readable else (f"{questions.batch_line(loaded.name, prompt)}\n" for prompt in prompts)
     _write("".join(lines), out)
@@ -105,6 +109,18 @@ def ask(  # noqa: PLR0913, PLR0917 - one per option
     locator = f" {typed(op)}" if is_path(op) else ""
     next_step = _next_step(prompts, f"{locator}{archive_option(path)}", readable=readable)
     say(output, next_step, "dim", begin="next: ")
+
+
+def loaded_with_source(locator: str) -> tuple[Op, str]:
+    """Load an op and return it with the source of its reference. An op of the catalog is loaded without PyTorch."""
+    from evolve.proposers.llm.questions import reference_source
+
+    if not is_path(locator):
+        with suppress(CatalogError), without_torch():  # a file that needs PyTorch is loaded below
+            op = catalog.load(locator)
+            return op, reference_source(op)
+    op = trial.load(locator)
+    return op, reference_source(op)
 
 
 def _next_step(prompts: "tuple[Prompt, ...]", given: str, *, readable: bool) -> str:
@@ -201,7 +217,7 @@ def check_operator(operator: str, prefixes: Sequence[str]) -> None:
 
 
 def prompts_for_operator(
-    request: Request, models: "Sequence[Model]", operator: str, prefixes: Sequence[str], store: Store
+    request: Request, models: "Sequence[Model]", operator: str, prefixes: Sequence[str], source: str, store: Store
 ) -> "tuple[Prompt, ...]":
     """Return the requested number of prompts, about the kernels with these ids or, without ids, suitable kernels."""
     from evolve.proposers.llm import questions
@@ -211,8 +227,7 @@ def prompts_for_operator(
         message, hint = NOT_APPLICABLE[operator]
         words = {"op": request.op.name, "device": request.device.name}
         raise UserError(message.format(**words), hint.format(**words))
-    rng, source = random.Random(request.seed), questions.reference_source(request.op)
-    prompts = []
+    rng, prompts = random.Random(request.seed), []
     for turn in range(request.wanted):
         parents = named or questions.choose_parents(request, operator, turn, rng)
         prompts.append(questions.prompt_for(request, models[turn % len(models)], operator, parents, source, turn))

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from reference_ops.arrangements import filled, nan_at_the_end, nan_in, scaled
-from reference_ops.op import COUNTED_NAN, NOT_FINITE, Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.op import COUNTED_NAN, DTYPES, NOT_FINITE, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import TORCH_DTYPES
 
 LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
@@ -109,7 +109,7 @@ def dequantise(dtype: str) -> Op:
             **nan_in("scales"),
             **(
                 {**nan_in("quantised"), **nan_at_the_end("quantised")}
-                if TORCH_DTYPES[dtype].is_floating_point
+                if DTYPES[dtype].is_floating_point
                 else {"least": filled(quantised=-128)}
             ),
             **scaled(scales=-(2.0**-10)),

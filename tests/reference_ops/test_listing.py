@@ -54,9 +54,12 @@ def test_a_broken_cache_is_ignored(text: str, cache: Path) -> None:
     assert not read_listing()
 
 
-def test_the_listing_of_ops_is_printed_without_importing_torch(tmp_path: Path) -> None:
-    write_listing(catalog.listing())
+@pytest.mark.parametrize("cached", [True, False])
+def test_the_listing_of_ops_is_printed_without_importing_torch(cached: bool) -> None:
+    if cached:
+        write_listing(catalog.listing())
     root = PACKAGE.parent
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "softmax" in done.stdout
+    assert read_listing() == catalog.listing()
