@@ -112,7 +112,7 @@ def unasked(store: Store, op: str, device: DeviceInfo) -> frozenset[str]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Suspend garbage collection, because reading makes many objects and hardly any garbage."""
+    """Suspend garbage collection while records are read or modules imported: both make hardly any garbage."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -14,6 +14,7 @@ import socket
 import sys
 import tempfile
 import traceback
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,16 +44,28 @@ def main() -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     control = socket.socket(fileno=arguments.control)
     control.set_inheritable(False)
-    for module in PRELOADED:
-        import_module(module)
-    from evolve.devices import choose
-    from reference_ops import catalog
+    with _importing():
+        for module in PRELOADED:
+            import_module(module)
+        from evolve.devices import choose
+        from reference_ops import catalog
 
-    choose.preload(arguments.device)
-    catalog.use_cached_listing()  # the sandbox may keep workers from reading it
-    gc.freeze()  # without this, garbage collection in a worker would copy every page
+        choose.preload(arguments.device)
+        catalog.use_cached_listing()  # the sandbox may keep workers from reading it
     _prctl(PR_SET_PDEATHSIG, 0)
     _ForkServer(arguments.device, arguments.parent, arguments.project, control).serve()
+
+
+@contextlib.contextmanager
+def _importing() -> Iterator[None]:
+    """Suspend garbage collection while modules are imported, which makes hardly any garbage.
+
+    Afterwards it skips the imported objects: otherwise it would copy every page of them in each worker.
+    """
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
 
 
 class _ForkServer:
@@ -82,8 +95,8 @@ class _ForkServer:
             if readable:
                 connected = self._handle_requests()
             elif compiler_missing and self._pids:
-                import_module(TORCH_COMPILER)
-                gc.freeze()
+                with _importing():
+                    import_module(TORCH_COMPILER)
                 compiler_missing = False
         for number in self._pids:
             self._kill_worker(number)
@@ -186,7 +199,7 @@ class _ForkServer:
 
 
 def _redirect_output(folder: Path) -> None:
-    """Direct the worker's output, temporary files and libraries' caches to its own folder."""
+    """Direct the worker's output, temporary files and libraries' caches to its own folder, and write no bytecode."""
     os.chdir(folder)
     stderr = os.open("stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -195,6 +208,7 @@ def _redirect_output(folder: Path) -> None:
     os.close(stderr)
     os.close(null)
     os.environ.update(TMPDIR=str(folder), CUDA_CACHE_PATH=str(folder / "cuda"), CUPY_CACHE_DIR=str(folder / "cupy"))
+    os.environ["PYTHONDONTWRITEBYTECODE"], sys.dont_write_bytecode = "1", True
     tempfile.tempdir = None  # drop the cached name of the fork server's folder
 
 

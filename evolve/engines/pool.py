@@ -296,7 +296,6 @@ def environment(folder: Path) -> dict[str, str]:
         "TORCHINDUCTOR_CACHE_DIR": inductor,
         "TRITON_CACHE_DIR": str(Path(inductor) / "triton"),
         "PYTHONPATH": os.pathsep.join(filter(None, [root, inherited.get("PYTHONPATH", "")])),
-        "PYTHONDONTWRITEBYTECODE": "1",
         "OPENBLAS_NUM_THREADS": "1",  # keeps NumPy from starting threads: a process with threads cannot fork safely
         "TMPDIR": str(folder),
     }

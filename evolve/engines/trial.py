@@ -21,6 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
+from archive.store import uncollected
 from evolve.engines.fork_server import TRACING
 from evolve.errors import UserError
 from reference_ops import catalog
@@ -76,8 +77,9 @@ def _no_input() -> Iterator[None]:
 @functools.lru_cache(maxsize=512)
 def _try(locator: str, path: Path, _changed: int) -> None:
     """Load a file in a forked process, once per version of the file."""
-    for module in ("torch", TRACING):  # imported here, so that each forked process need not import them
-        import_module(module)
+    with uncollected():
+        for module in ("torch", TRACING):  # imported here, so that each forked process need not import them
+            import_module(module)
     seconds = _limit()
     ending = _in_child(lambda report: _load(locator, seconds, report), seconds)
     if ending.loaded:

@@ -20,7 +20,7 @@ from archive.records import Evaluation, Outcome
 from evolve.engines import sandbox
 from evolve.engines.engine import Job
 from evolve.engines.local import LocalEngine
-from evolve.engines.pool import FOLDER_PREFIX
+from evolve.engines.pool import FOLDER_PREFIX, environment
 
 ROOT = Path(__file__).parents[2]
 TWICE = str(ROOT / "tests" / "samples" / "twice.py")
@@ -94,6 +94,15 @@ def test_a_worker_is_replaced_by_a_fork_of_the_process_that_has_loaded_pytorch(e
         assert pid_of_fork_server(engine) == fork_server
         (worker,) = children(fork_server) - known
         known.add(worker)
+
+
+def test_the_fork_server_keeps_bytecode_unless_the_user_forbids_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    assert "PYTHONDONTWRITEBYTECODE" not in environment(tmp_path)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    assert environment(tmp_path)["PYTHONDONTWRITEBYTECODE"] == "1"
 
 
 def test_a_worker_shares_no_socket_or_pipe_with_the_fork_server(engine: LocalEngine) -> None:
