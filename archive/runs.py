@@ -83,7 +83,7 @@ class Scope:
 
     @property
     def only_run(self) -> str:
-        """The run of which only its own kernels are used, or an empty string."""
+        """The run whose own kernels are the only ones that are used; an empty string if others are used, too."""
         return self.run if self.fresh else ""
 
 

@@ -278,7 +278,7 @@ def _is_mixed(few: set[tuple[str, int]], free: Mapping[str, object]) -> bool:
 
 
 def _has_room(op: Op, few: Iterable[tuple[str, int]]) -> bool:
-    """Return whether small dims exceed small parameters: a window that covers a whole dim has no end inside it."""
+    """Return whether small dims exceed small parameters. A window that covers a whole dim does not end inside it."""
     dims = dims_of(op)
     most = max((size for name, size in few if name not in dims), default=0)
     return most <= 1 or all(size > most for name, size in few if name in dims)

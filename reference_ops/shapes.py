@@ -171,7 +171,7 @@ def dims_of(op: Op) -> set[str]:
 
 
 def _longest(op: Op, sizes: Mapping[str, int], shrinks: int, fits: Callable[[Workload], bool]) -> tuple[Workload, ...]:
-    """Return the largest small listed workload, in bytes, with these sizes, which are halved until it fits, if any."""
+    """Return the small listed workload that has the most bytes with these sizes; they are halved until one fits."""
     first = next(iter(sizes))
     for shrunk in range(shrinks):
         of_kinds = [

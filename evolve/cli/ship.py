@@ -125,7 +125,7 @@ def figures(
     stale = [name for name, text in wanted.items() if _read(folder / name) != text]
     if check and stale:
         lookup.absent(
-            f"{listed(stale)} in {folder} {'is' if len(stale) == 1 else 'are'} not what the shipped measurements give",
+            f"{listed(stale)} in {folder} {'does' if len(stale) == 1 else 'do'} not match the shipped measurements",
             "run `evolve figures`, and review the difference",
         )
     for name in stale:

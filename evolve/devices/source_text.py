@@ -157,7 +157,7 @@ def without_foreign_files(log: str, names: Iterable[str], folders: Iterable[Path
 
 
 def _directive(reading: Reading, index: int, line_begins: bool) -> Iterator[Include]:
-    """Yield the include that a `#` begins. #line is one, because compilers quote lines of the file that it names."""
+    """Yield the include that a `#` begins. #line counts as one: compilers quote lines of the file that it names."""
     sign, word = reading.tokens[index], _next(reading.tokens, index)
     if word is None:
         return

@@ -351,7 +351,7 @@ def _exactly(actual: torch.Tensor, expected: torch.Tensor) -> Comparison:
 
 
 def _agreed(expected: torch.Tensor, not_finite: NotFinite | None, like: torch.Tensor) -> torch.Tensor:
-    """Return the elements that PyTorch computes as finite, NaN or infinite as expected; all if nothing is known."""
+    """Return the elements at which PyTorch is finite, NaN or infinite as expected; all if nothing is known."""
     agreed = torch.ones_like(like, dtype=torch.bool)
     for found in not_finite.results if not_finite else ():
         agreed &= alike(found.to(like.device, like.dtype), expected)

@@ -264,7 +264,7 @@ def _has_tails(op: Op, workload: Workload) -> bool:
 
 
 def check_once(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
-    """Check edges on normal inputs, long rows on all distributions, and single rows on values that other rows hide.
+    """Check edges on normal inputs, long rows on all distributions, and single rows on values that other rows can hide.
 
     Long rows also get NaN. Where a term vanishes, also check on inputs that are not finite, whose product with zero is
     NaN. Where a size is 1, a special case in many kernels, also check on a few extremes.

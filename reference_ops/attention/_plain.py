@@ -174,7 +174,7 @@ def lean_to_own_key(q: torch.Tensor, k: torch.Tensor) -> None:
     Without this, gradients would shrink with their position, and a wrong gradient would be smaller than the rounding of
     the first.
     """
-    score = math.log(k.shape[2]) + 0.5  # the exponentials of the other keys sum to about the same
+    score = math.log(k.shape[2]) + 0.5  # the exponentials of the other keys have about the same sum
     keys, root = wide(repeated(k, q)), q.shape[-1] ** 0.5
     lengths = keys.square().sum(-1, keepdim=True).clamp_(min=q.shape[-1] / 4)
     q.copy_(wide(q) / 2 + keys * (score * root / lengths))

@@ -92,7 +92,7 @@ ops = (
     Op(
         name="depthwise_conv2d_backward_data",
         note="grad_x[n, c, y, x] = sum over i, j of weight[c, 0, i, j] * grad_out[n, c, (y + padding - i) / stride, "
-        "(x + padding - j) / stride], where both divisions are without remainder and inside.",
+        "(x + padding - j) / stride], where both divisions have no remainder and the results are inside grad_out.",
         reference=rounded_once(depthwise_conv2d_backward_data),
         baseline=depthwise_conv2d_backward_data,
         baseline_free=("grad_x",),  # in 16 bits PyTorch may round at every step

@@ -110,7 +110,7 @@ def has_variance(known: Mapping[str, Any]) -> bool:
 
 
 def is_many(known: Mapping[str, Any]) -> bool:
-    """Return whether there are many values: with few, only rounding is left of the gradient through the norm."""
+    """Return whether there are many values. With few, the gradient through the norm consists of rounding errors."""
     return bool(known["per_channel"] >= 16)
 
 

@@ -71,7 +71,7 @@ def divides(known: Mapping[str, Any]) -> bool:
 
 
 def divides_and_is_many(known: Mapping[str, Any]) -> bool:
-    """Return whether there are many values: with few, only rounding is left of the gradient through the norm."""
+    """Return whether there are many values. With few, the gradient through the norm consists of rounding errors."""
     return divides(known) and bool(known["per_group"] >= 16)
 
 

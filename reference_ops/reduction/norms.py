@@ -123,7 +123,7 @@ ops = (
         gpu=GPU,
         emulated=EMULATED,
         awkward=AWKWARD,
-        # Where the gradient and the row are almost parallel, as in constant rows, only rounding is left.
+        # Where the gradient and the row are almost parallel, as in constant rows, the result is rounding error.
         values=("uniform", "large", "heavy_tail"),
         valid=lambda known: known["cols"] > 1,  # a row of one element is parallel to its gradient
         draw=draw_short,

@@ -27,8 +27,8 @@ def backward_as_called(grad_out: torch.Tensor, out: torch.Tensor) -> torch.Tenso
 def as_forward_left(inputs: Tensors, _: torch.Generator) -> None:
     """Make `out` a softmax.
 
-    No probability is near 1, because the gradient would be a difference of equal numbers, of which only rounding is
-    left. Where logits were -inf, `out` is 0, and the gradient stays finite.
+    No probability is near 1: otherwise the gradient would be a difference of almost equal numbers and thus consist of
+    rounding errors. Where logits were -inf, `out` is 0, and the gradient stays finite.
     """
     inputs["out"].copy_(torch.softmax(inputs["out"].clamp(max=4), dim=-1))
     inputs["grad_out"].masked_fill_(inputs["grad_out"].isinf(), 0.0)

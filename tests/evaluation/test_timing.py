@@ -123,17 +123,17 @@ def test_every_timed_call_gets_new_inputs_and_poisoned_outputs() -> None:
     assert poisons == set(POISONS)
 
 
-def test_baselines_follow_a_gpu_that_has_become_faster() -> None:
+def test_other_baselines_are_scaled_if_eager_pytorch_has_become_faster() -> None:
     faster = Baselines(20.0, 10.0, None).anchored(18.0)
     assert faster.compile_us == pytest.approx(9.0)
     assert (faster.eager_us, faster.autotune_us) == (18.0, None)
 
 
-def test_baselines_do_not_follow_eager_pytorch_that_has_become_slower() -> None:
+def test_other_baselines_are_not_scaled_if_eager_pytorch_has_become_slower() -> None:
     assert Baselines(20.0, 10.0).anchored(25.0) == Baselines(20.0, 10.0)
 
 
-def test_baselines_do_not_follow_noise() -> None:
+def test_other_baselines_are_not_scaled_within_the_noise_of_eager_pytorch() -> None:
     assert Baselines(20.0, 10.0).anchored(19.7) == Baselines(20.0, 10.0)
 
 

@@ -147,7 +147,7 @@ def of_lists(scores: Tensor, _: Tensor) -> Tensor:
 
 
 LEFT = {
-    by_least_number: "not NaN as the op's is",
+    by_least_number: "not NaN, but the op's is",
     over_queries: "along the last one",
     enlarged: "not one of booleans for these scores",
     wider: "another dtype",

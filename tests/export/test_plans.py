@@ -334,7 +334,7 @@ LEARNING: dict[str, tuple[Any, ...]] = {
 
 
 def differentiated(call: Any, given: tuple[Any, ...], times: int = 1) -> list[Any]:
-    """Return a call's result and its gradients, or those of its gradients."""
+    """Return a call's result and its gradients, and also the gradients of these if `times` is 2."""
     given = tuple(
         x.clone(memory_format=torch.preserve_format).requires_grad_()
         if isinstance(x, Tensor) and x.is_floating_point()

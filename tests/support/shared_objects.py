@@ -60,7 +60,7 @@ class SharedObjects:
     def add(self, key: bytes, contents: bytes) -> None:
         """Append the contents.
 
-        If the process is killed meanwhile, a part of the contents may remain, but without a place.
+        If the process is killed meanwhile, a part of the contents may remain in the file, but no key refers to it.
         """
         # another process is adding contents, or was stopped while adding
         with suppress(BlockingIOError), self._locked():

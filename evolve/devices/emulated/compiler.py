@@ -36,7 +36,7 @@ FLAGS = (
 # Clang deletes code before an out-of-range conversion, which is well defined on a GPU.
 CLANG_FLAGS = ("-fno-strict-float-cast-overflow",)
 LIBRARIES = ("-lm", "-lpthread")
-# Without the library of C++, which kernels cannot use, and whose symbols take a third of the time of linking.
+# The C++ library is left out: kernels cannot use it, and its symbols would take a third of the linking time.
 GCC_VERSION, GCC_LIBRARIES = "Free Software Foundation", ("-nodefaultlibs", *LIBRARIES, "-lc", "-lgcc")
 # Messages of a compiler whose child process was killed.
 KILLED = re.compile(r"(?:Killed|Terminated) signal terminated program|(?:ld|as) terminated with signal (?:9|15)\b")

@@ -115,7 +115,7 @@ class Block:
             self.arguments.append((ctypes.c_void_p * max(1, len(places)))(*places))
 
     def set(self, launch: int, position: int, value: float) -> None:
-        """Set a number among the arguments of the plan's launch of this index."""
+        """Set a number among the arguments of a launch, which is given by its index in the plan."""
         if (launch, position) in self._numbers:  # a launch with an empty grid is left out and has no numbers
             self._numbers[launch, position].value = value
 

@@ -94,7 +94,7 @@ def causal_conv1d(
     dilation: int,
     groups: int,
 ) -> Lowered:
-    """The convolution of each channel, padded at both ends, of which only the first positions are kept."""
+    """The causal convolution of each channel, written as one that is padded at both ends and then cut."""
     before = (weight.shape[-1] - 1) * dilation
     if input.dim() != 3 or stride != 1 or weight.shape[:2] != (input.shape[1], 1) or groups != input.shape[1]:
         return "the kernels of each channel have stride 1 and a filter for each channel"

@@ -79,7 +79,7 @@ def masked_softmax(
     It is computed in the dtype `within`, if any, and the result gets the dtype `to` or that of `like`.
     """
     if value != -math.inf:
-        return f"where all keys of a row are hidden by {value}, PyTorch's result is not NaN as the op's is"
+        return f"where {value} hides all keys of a row, PyTorch's result is not NaN, but the op's is"
     if (to or (within if like is None else like.dtype) or x.dtype) is not x.dtype:
         return OTHER_DTYPE
     if not 2 <= x.dim() <= BY_HEADS or dim not in {-1, x.dim() - 1}:

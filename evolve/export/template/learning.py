@@ -177,7 +177,7 @@ def _by_pytorch(
     outputs: Sequence[tuple[int, Layout]],
     every: Sequence[Tensor],
 ) -> Run:
-    """Return a function that runs a step by PyTorch for tensors like these, with as few operations as possible."""
+    """Return a function that computes a step with PyTorch for tensors like these, in as few operations as possible."""
     values: dict[str, Any] = {"pytorch": step.op.baseline or step.op.reference, "restored": _restored}
     values |= {"parameters": dict(parameters), "kind": Tensor}
     read, written = [], []

@@ -292,7 +292,7 @@ def _smooth_gate(node: Any) -> Match | None:
 
 
 def _causal(node: Any) -> Match | None:
-    """Return a convolution of each channel, padded at both ends, of which only the first positions are kept."""
+    """Return a causal convolution of each channel, written as one that is padded at both ends and then cut."""
     if not calls(node, (operator.getitem,)) or not calls(node.args[0], (functional.conv1d,)):
         return None
     *others, kept = node.args[1] if isinstance(node.args[1], tuple) else (None,)
