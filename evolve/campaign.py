@@ -1,6 +1,7 @@
 """A campaign: several ops that share one budget. Each slice goes to the op that is furthest behind its share.
 
-On several cards, the next op's slice begins as soon as a card would be idle.
+On several cards, the next op's slice begins as soon as a card would be idle. An op that is evolved for several types of
+GPUs has a search for each.
 """
 
 import math
@@ -17,7 +18,7 @@ from archive.store import Store
 from archive.summaries import Timing
 from evolve import budget, loop
 from evolve.budget import Ended, Spent
-from evolve.engines.engine import Engine, HasCards, Job, TakesPauses
+from evolve.engines.engine import Engine, HasCards, HasDevices, Job, TakesPauses, on_device
 from evolve.loop import Event
 from evolve.request import Bounded, Proposer, Request
 from evolve.search import Search
@@ -103,18 +104,20 @@ def campaign(
     searches: Sequence[Search], seeds: Sequence[Proposal], proposer: Proposer, engine: Engine, store: Store
 ) -> Generator[Event | Slice, None, Ended]:
     """Yield each slice when it begins, then its events, and return the reason why the campaign ended."""
-    views = {search.run: OpView(store, search.op.name, engine.info, search.scope) for search in searches}
+    infos = {search.run: on_device(engine, search.device).info for search in searches}
+    views = {search.run: OpView(store, search.op.name, infos[search.run], search.scope) for search in searches}
     kept = yield from loop.keep(seeds, store)
     for view in views.values():
         view.ask_for(seed.kernel_id for seed in kept)
-    if isinstance(engine, HasCards) and engine.cards > 1:
+    several = len({search.device for search in searches}) > 1
+    if isinstance(engine, HasCards) and (several or engine.cards > 1):
         ended = yield from SideBySide(searches, Bounded(proposer), engine, views).run()
     else:
         ended = yield from share_out(searches, Bounded(proposer), engine, views)
     for search in searches:
         with search.leg(store):
             yield Slice(search, confirming=True)
-            yield from loop.confirm(search.locator, engine, views[search.run], search.share)
+            yield from loop.confirm(search.locator, on_device(engine, search.device), views[search.run], search.share)
     return ended
 
 
@@ -219,10 +222,14 @@ class SideBySide:
     def _next_job(self) -> Job | None:
         while True:
             for turn in list(self._turns.values()):
-                if job := self._job_of(turn):
-                    return job
+                if self._is_idle(turn.search) and (job := self._job_of(turn)):
+                    return replace(job, device=turn.search.device)
             if self._ended or self._unprofiled or not self._begin():
                 return None
+
+    def _is_idle(self, search: Search) -> bool:
+        """Return whether the search's device would be idle without another job."""
+        return not search.device or not isinstance(self._engine, HasDevices) or search.device in self._engine.idle
 
     def _job_of(self, turn: Turn) -> Job | None:
         """Return the slice's next job, or None if it has none now. This may request proposals."""
@@ -247,6 +254,7 @@ class SideBySide:
         accounts = (
             account for run, account in self._accounts.items()
             if run in self._running and run not in self._aside and run not in self._turns
+            and self._is_idle(self._running[run])
         )  # fmt: skip
         chosen = next_run(accounts)
         if not chosen:
@@ -303,7 +311,8 @@ class SideBySide:
             self._queue(turn, [proposal.kernel_id])
 
     def _take(self, verdict: Evaluation) -> None:
-        turn = next(turn for turn in self._turns.values() if verdict.kernel_id in turn.under_way)
+        of_device = (turn for turn in self._turns.values() if turn.view.device.key == verdict.device.key)
+        turn = next(turn for turn in of_device if verdict.kernel_id in turn.under_way)
         self._judged(turn, verdict)
         turn.under_way.remove(verdict.kernel_id)
         reached = turn.search.over(turn.view, self._spent)
@@ -346,7 +355,7 @@ class SideBySide:
         if turn := self._unprofiled:
             self._unprofiled = None
             request = turn.search.request(turn.view, self._committed())
-            if turn.search.profile(request, self._engine, turn.view.store):
+            if turn.search.profile(request, on_device(self._engine, turn.search.device), turn.view.store):
                 request = turn.search.request(turn.view, self._committed())
             self._expect(turn, request)
             return True

@@ -36,6 +36,7 @@ class Search:
     profiled: bool = False  # whether the proposer uses a profiler's counters
     share: Share = field(default_factory=Share)  # the run's share of the work, if other runs use the archive as well
     generation: int = GENERATION
+    device: str = ""  # key of the device for which kernels are evolved, if the engine has several
 
     @contextmanager
     def leg(self, store: Store) -> Iterator[None]:

@@ -45,12 +45,15 @@ def node_engine(kind: str, watch: Callable[[str, str], None], cores: int) -> "tu
 
 
 def ray_engine(
-    kind: str = "", watch: Callable[[str, str], None] | None = None, address: str = "", gpu_type: str = ""
+    kind: str = "", watch: Callable[[str, str], None] | None = None, address: str = "", gpus: str = ""
 ) -> "RayEngine":
-    """Return an engine on a Ray cluster, each of whose actors has an engine on its node."""
+    """Return an engine on a Ray cluster, each of whose actors has an engine on its node.
+
+    `gpus` are the types of GPUs to use, as in `H100,H200`.
+    """
     from evolve.engines.ray_engine import RayEngine
 
-    return RayEngine(kind, node_engine, watch, address or "auto", gpu_type)
+    return RayEngine(kind, node_engine, watch, address or "auto", [name.strip() for name in gpus.split(",")])
 
 
 def _local(

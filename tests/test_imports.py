@@ -29,7 +29,7 @@ RESERVED = {
     "uvicorn": ("evolve/pages/server.py",),
     "openai": ("evolve/proposers/llm/endpoint.py",),
     "sqlite3": ("archive/",),
-    "ray": ("evolve/engines/cluster.py", "evolve/engines/ray_engine.py"),
+    "ray": ("evolve/engines/cluster.py", "evolve/engines/ray_engine.py", "evolve/engines/ray_actors.py"),
 }
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.live import Live
 
+from archive.kernel import Proposal
 from archive.runs import Run
 from archive.store import Store
 from archive.summaries import ProposalSummary
@@ -19,6 +20,7 @@ from evolve.cli.options import archive_option
 from evolve.cli.session import Backends, RunEvents, RunResult, Session, spent_by
 from evolve.cli.signals import Stopped
 from evolve.devices.choose import policy_of
+from evolve.engines.engine import devices_of
 from evolve.errors import UserError
 from evolve.loop import Event, evolve
 from evolve.report import facts
@@ -73,8 +75,8 @@ def run_campaign(session: Session, output: Console) -> RunResult:
     backends, started = session.backends, time.monotonic()
     say(output, str(backends.store.path), begin="archive   ")
     spent = f", {amounts(session.before)} spent so far" if session.before.evals else ""
-    say(output, f"{session.id} over {counted(len(session.searches), 'op')}{spent}", begin="campaign  ")
-    before = {search.op.name: _headroom(search, _view(search, backends)) for search in session.searches}
+    say(output, f"{session.id} over {_counted_ops(session)}{spent}", begin="campaign  ")
+    before = {search.run: _headroom(search, _view(search, backends)) for search in session.searches}
     events = RunEvents(
         campaign.campaign(session.searches, session.seeds, backends.proposer, backends.engine, backends.store)
     )
@@ -99,11 +101,11 @@ def run_campaign(session: Session, output: Console) -> RunResult:
 
 
 def standing_of(search: Search, backends: Backends) -> Standing:
-    return standing(backends.store, search.op.name, backends.engine.info, only_run=search.scope.only_run)
+    return standing(backends.store, search.op.name, backends.device(search), only_run=search.scope.only_run)
 
 
 def workloads_of(search: Search, backends: Backends) -> list[str]:
-    return [workload.key for workload in search.op.workloads(backends.engine.info.kind)]
+    return [workload.key for workload in search.op.workloads(backends.device(search).kind)]
 
 
 def _print_archive(search: Search, session: Session, output: Console) -> None:
@@ -149,42 +151,65 @@ def _show_events(session: Session, events: RunEvents[Event], output: Console) ->
 
 
 def _watcher(search: Search, backends: Backends, seen: Store) -> Watcher:
-    return Watcher(search.op.name, backends.engine.info, backends.store, backends.phases, seen, search.scope.only_run)
+    return Watcher(
+        search.op.name, backends.device(search), backends.store, backends.phases, seen, search.scope.only_run
+    )
 
 
 def _show_campaign_events(
     session: Session, events: RunEvents[Event | Slice], before: dict[str, float | None], output: Console
 ) -> None:
     """Show a live table of the ops on a terminal, a line per improvement elsewhere."""
-    backends, info = session.backends, session.backends.engine.info
-    searches = {search.op.name: search for search in session.searches}
-    watchers = {op: _watcher(search, backends, backends.store) for op, search in searches.items()}
+    backends, names = session.backends, {search.run: _name(search, session.backends) for search in session.searches}
+    searches = {names[search.run]: search for search in session.searches}
+    watchers = {name: _watcher(search, backends, backends.store) for name, search in searches.items()}
     meter = BudgetMeter(time.monotonic(), session.searches[0].deadline, session.budget, session.before)
     if output.is_terminal and not output.is_dumb_terminal:
-        rows = {op: _row(search, before, backends) for op, search in searches.items()}
-        display = CampaignDisplay(info, backends.proposer.name, meter, rows, watchers)
+        rows = {name: _row(search, before, backends) for name, search in searches.items()}
+        display = CampaignDisplay(devices_of(backends.engine), backends.proposer.name, meter, rows, watchers)
         with Live(display, console=output, refresh_per_second=REFRESHES_PER_SECOND, transient=True):
             for event in events:
                 if isinstance(event, Slice):
                     if display.current:
                         display.update(_row(searches[display.current], before, backends))
-                    display.current = event.search.op.name
+                    display.current = names[event.search.run]
                 else:
-                    watchers[event.op].take(event)
+                    watchers[names[_search_of(event, session).run]].take(event)
                 signals.check()
     else:
         logs = {
-            op: EventLog(watchers[op], workloads_of(search, backends), meter.started, op)
-            for op, search in searches.items()
+            name: EventLog(watchers[name], workloads_of(search, backends), meter.started, name)
+            for name, search in searches.items()
         }
         first = next(iter(logs.values()))
         backends.phases.on_wait = _printing_waits(first, output)
         backends.phases.found = _printing_found(first, output)
         for event in events:
             if not isinstance(event, Slice):
-                for line in logs[event.op].lines(event):
+                for line in logs[names[_search_of(event, session).run]].lines(event):
                     output.print(line, soft_wrap=True)
             signals.check()
+
+
+def _name(search: Search, backends: Backends) -> str:
+    """Return the name of a search in a table or log: its op, and its device if the session has several."""
+    device = backends.device(search).name.removeprefix("NVIDIA ") if search.device else ""
+    return f"{search.op.name} on {device}" if device else search.op.name
+
+
+def _search_of(event: Event, session: Session) -> Search:
+    """Return the search to which an event belongs. Shipped kernels belong to the first search of their op."""
+    of_op = [search for search in session.searches if search.op.name == event.op]
+    if isinstance(event, Proposal):
+        return next((search for search in of_op if search.run == event.run), of_op[0])
+    return next(search for search in of_op if session.backends.device(search).key == event.device.key)
+
+
+def _counted_ops(session: Session) -> str:
+    """Return the number of ops and, if there are several, of devices."""
+    ops = counted(len({search.op.name for search in session.searches}), "op")
+    on = {search.device for search in session.searches}
+    return f"{ops} on {counted(len(on), 'device')}" if len(on) > 1 else ops
 
 
 def _printing_waits(log: EventLog, output: Console) -> Callable[[str], None]:
@@ -275,14 +300,16 @@ def _without_kernels(standings: Sequence[Standing]) -> str:
 
 
 def _row(search: Search, before: dict[str, float | None], backends: Backends) -> CampaignRow:
-    view, op = _view(search, backends), search.op.name
-    basis = basis_of(backends.store, op, backends.engine.info)
+    view = _view(search, backends)
+    basis = basis_of(backends.store, search.op.name, view.device)
     best = max((basis.ratio(timing) or 0.0 for timing in view.leading_times().values()), default=None)
-    return CampaignRow(op, spent_by(search, backends), before[op], _headroom(search, view), best)
+    return CampaignRow(
+        _name(search, backends), spent_by(search, backends), before[search.run], _headroom(search, view), best
+    )
 
 
 def _view(search: Search, backends: Backends) -> OpView:
-    return OpView(backends.store, search.op.name, backends.engine.info, search.scope)
+    return OpView(backends.store, search.op.name, backends.device(search), search.scope)
 
 
 def _headroom(search: Search, view: OpView) -> float | None:

@@ -39,7 +39,7 @@ from evolve.cli.session import print_waits, starting_engine, wait_for_device
 from evolve.cli.signals import Stopped
 from evolve.devices import choose
 from evolve.engines import trial
-from evolve.engines.engine import Engine, Job
+from evolve.engines.engine import Engine, Job, devices_of, on_device
 from evolve.engines.shared_folder import Folder, FolderClaims, claims_in
 from evolve.errors import UserError
 from evolve.report import facts
@@ -101,8 +101,11 @@ def evaluate(  # noqa: PLR0913, PLR0917 - one per option
                 print_waits(phases, output)
                 chosen = parse_targets(named, store)
                 wait_for_device(started, device, output)
-                pending = list(pending_ops(chosen, started.info, store, shipped=shipped))
-                results = [evaluate_op(work, started, store, share, output) for work in pending]
+                results = []
+                for info in devices_of(started):
+                    of_device = on_device(started, info.key)
+                    pending = list(pending_ops(chosen, info, store, shipped=shipped))
+                    results += [evaluate_op(work, of_device, store, share, output) for work in pending]
             given = archive_option(store.path)
     except Stopped:
         output.print("stopped. Finished evaluations are in the archive; the same command continues from them.")
@@ -205,7 +208,8 @@ def evaluate_op(work: PendingOp, engine: Engine, store: Store, share: Share, out
     A kernel that another process is evaluating is skipped. It is evaluated here if that process ends without a verdict.
     """
     if work.kernels:
-        output.print(f"{work.op}: {counted(len(work.kernels), 'kernel')} to evaluate", style="bold")
+        counts = f"{counted(len(work.kernels), 'kernel')} to evaluate on {engine.info.name}"
+        output.print(f"{work.op}: {counts}", style="bold")
     before, view = standing(store, work.op, engine.info, named=work.kernels), OpView(store, work.op, engine.info)
     left, number = list(work.kernels), 0
     while left:

@@ -96,6 +96,8 @@ def kernelbench(  # noqa: PLR0913, PLR0917 - one per option
 ) -> None:
     """Evolve kernels for a whole level of KernelBench. Loading its problem files executes them."""
     limits = options.parse_budget(minutes, evals, tokens, usd, None)
+    if engine == options.RAY and "," in gpus:
+        raise UserError(f"--gpus {gpus}: KernelBench's scores are those of one type of GPU", "name one type")
     output, kind = console(stderr=as_json), choose.device_kind(device)
     run_options = RunOptions(device, proposer, tuple(model or ()), seed=seed, machines=Machines(gpus, engine, address))
     files = _files(folder, level, _numbers(only))

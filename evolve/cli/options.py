@@ -62,8 +62,9 @@ DeviceOption = Annotated[
 ]  # fmt: skip
 GpusOption = Annotated[
     str,
-    typer.Option("--gpus", metavar="0,2|all|TYPE", show_default="the first",
-                 help="GPUs of this machine to use, by number, all of one kind; with --engine ray a type like H100."),
+    typer.Option("--gpus", metavar="0,2|all|TYPE,...", show_default="the first",
+                 help="GPUs of this machine, by number, all of one kind; with --engine ray types such as H100,H200, "
+                      "each with its own population, under one budget."),
 ]  # fmt: skip
 EngineOption = Annotated[
     str, typer.Option("--engine", metavar="local|ray", help="Evaluate on this machine, or on a Ray cluster.")

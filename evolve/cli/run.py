@@ -146,7 +146,7 @@ def run_setup(
             engine = stack.enter_context(
                 session.starting_engine(run_options.device, phases, output, run_options.machines)
             )
-            what = setup.locators[0] if len(setup.locators) == 1 else f"{len(setup.locators)} ops"
+            what = setup.locators[0] if len(set(setup.locators)) == 1 else f"{len(setup.locators)} ops"
             with output.status(f"loading {what}"):
                 from evolve.cli import display
 

@@ -4,7 +4,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,6 +16,7 @@ from rich.console import Console
 from archive import library, seeds
 from archive.claims import Claims
 from archive.kernel import Kernel, Proposal
+from archive.records import DeviceInfo
 from archive.runs import EVOLVE, STRATEGIES, Budget, Run, Scope
 from archive.store import Store
 from evolve import budget, wiring
@@ -24,7 +25,7 @@ from evolve.cli import lookup, options, signals
 from evolve.cli.options import HERE, LLM, OFFLINE, RAY, TOKENS, USD, Machines, RunOptions, op_names
 from evolve.devices import choose
 from evolve.devices.choose import COMPILE, policy_of
-from evolve.engines.engine import Engine, PreparesBaselines
+from evolve.engines.engine import Engine, PreparesBaselines, devices_of, on_device
 from evolve.engines.replayed import RecordedVerdicts, seen_by
 from evolve.errors import UserError
 from evolve.report.words import listed, say, short, times_label, typed
@@ -60,6 +61,10 @@ class Backends:
     store: "SqliteStore"
     phases: "Phases"
     claims: Claims | None = None  # claims on kernels of the archive; None if no other process uses the archive
+
+    def device(self, search: Search) -> DeviceInfo:
+        """Return the device for which a search evolves kernels."""
+        return on_device(self.engine, search.device).info
 
 
 @dataclass(frozen=True)
@@ -142,10 +147,10 @@ def resumed(requested: str, ops: Sequence[str], given: RunOptions, limits: Budge
             f"replay it again: evolve run {typed(options.locator(first))} --replay {source}",
         )
     named = {lookup.op_name(op): op for op in ops}
-    if named and len(named) < len(found):
+    if named and len(named) < len({run.op for run in found}):
         raise UserError(
-            f"campaign {first.campaign} shares one budget among {len(found)} ops, so it cannot resume with "
-            f"{listed(list(named))} alone",
+            f"campaign {first.campaign} shares one budget among {len({run.op for run in found})} ops, "
+            f"so it cannot resume with {listed(list(named))} alone",
             f"leave out the ops to resume all of it: --resume {first.campaign}; or start a new run without --resume",
         )
     locators = tuple(named.get(run.op, options.locator(run)) for run in found)
@@ -194,21 +199,27 @@ def opened(setup: Setup, loaded: Sequence[tuple[Op, str]], backends: Backends, c
     """Return a session for the loaded ops. New runs are archived; resumed runs get the rest of their budget."""
     check_strategy(setup.run_options.strategy)
     total = options.with_default_time(setup.budget, backends.proposer.name)
+    known = {device.key: device for device in devices_of(backends.engine)}
     kind = backends.engine.info.kind
+    if setup.run_options.replay and len(known) > 1:
+        raise UserError("a replay repeats the run of one device", "name one type of GPU with --gpus")
     if total.until_light and not policy_of(kind).times_are_gpu_times:
         raise UserError(f"the {kind} device has no speed of light", "leave out --until-sol, or run on a GPU")
     if setup.runs:
         _check_ops(setup, [op.name for op, _ in loaded])
     runs = list(setup.runs) or _started(setup, loaded, backends, total)
-    _check_device(runs, backends.engine.info.key)
+    _check_devices(runs, known)
+    found = {op.name: (op, locator) for op, locator in loaded}
     identity = runs[0].campaign or runs[0].id
     with_model = backends.proposer.name != OFFLINE
     claims = None if setup.run_options.replay else backends.claims  # a replay repeats verdicts that are known
+    wanted = {key: generation(on_device(backends.engine, key)) for key in known}
     searches = [
-        Search(run.id, op, locator, run.seed, total, scope=_scope(run, op, setup.run_options),
+        Search(run.id, *found[run.op], run.seed, total, scope=_scope(run, found[run.op][0], setup.run_options),
                profiled=with_model, share=Share(claims, backends.phases.wait),
-               generation=GENERATION if setup.run_options.replay else generation(backends.engine))
-        for run, (op, locator) in zip(runs, loaded, strict=True)
+               generation=GENERATION if setup.run_options.replay else wanted[run.device],
+               device=run.device if len(known) > 1 else "")
+        for run in runs
     ]  # fmt: skip
     before = sum((spent_by(search, backends) for search in searches), Spent()) if setup.runs else Spent()
     left = budget.left(total, before)
@@ -278,7 +289,7 @@ def _shipped(op: Op, *, plain: bool = False, knobs: bool = False) -> list[Kernel
 
 def spent_by(search: Search, backends: Backends) -> Spent:
     """Return the cost of the search's run in all its legs."""
-    return budget.spent(search.run, budget.history(backends.store, search.op.name, backends.engine.info.key))
+    return budget.spent(search.run, budget.history(backends.store, search.op.name, backends.device(search).key))
 
 
 def check_strategy(strategy: str) -> None:
@@ -287,33 +298,34 @@ def check_strategy(strategy: str) -> None:
 
 
 def _check_ops(setup: Setup, names: Sequence[str]) -> None:
-    """Raise an error if a file no longer defines the op of its run."""
-    for index, (run, locator) in enumerate(zip(setup.runs, setup.locators, strict=True)):
+    """Raise an error if a file no longer defines the op of its runs."""
+    of_file = dict(zip(setup.locators, setup.runs, strict=True))  # runs for several devices have the same file
+    for index, (locator, run) in enumerate(of_file.items()):
         if names[index : index + 1] != [run.op]:
             raise UserError(
                 f"{locator} no longer defines {run.op}, the op of run {run.id}", "start a new run without --resume"
             )
 
 
-def _check_device(runs: Sequence[Run], device: str) -> None:
+def _check_devices(runs: Sequence[Run], known: Collection[str]) -> None:
     for run in runs:
-        if run.device != device:
+        if run.device not in known:
             raise UserError(
-                f"run {run.id} was started on {run.device}, but this device is {device}",
+                f"run {run.id} was started on {run.device}, but this device is {' and '.join(known)}",
                 "resume it on its own device, or start a new run without --resume",
             )
 
 
 def _started(setup: Setup, loaded: Sequence[tuple[Op, str]], backends: Backends, total: Budget) -> list[Run]:
-    """Archive and return a new run per op."""
-    campaign = secrets.token_hex(4) if len(loaded) > 1 else ""
+    """Archive and return a new run per op and device."""
+    campaign = secrets.token_hex(4) if len(loaded) * len(devices_of(backends.engine)) > 1 else ""
     given = setup.run_options
     runs = [
         Run(
-            secrets.token_hex(4), op.name, backends.engine.info.key, backends.proposer.name, given.seed or 0,
+            secrets.token_hex(4), op.name, device.key, backends.proposer.name, given.seed or 0,
             time.time(), given.strategy or EVOLVE, total, campaign, (locator, *given.arguments()),
         )
-        for op, locator in loaded
+        for op, locator in loaded for device in devices_of(backends.engine)
     ]  # fmt: skip
     backends.store.append(*runs)
     return runs
@@ -343,17 +355,18 @@ def starting_engine(requested: str, phases: "Phases", output: Console, machines:
 
 
 def wait_for_device(engine: "Engine", requested: str, output: Console) -> None:
-    """Wait until the engine's device is ready, and print its name."""
+    """Wait until the engine's devices are ready, and print their names."""
     with output.status("starting the workers"):
         signals.check()
-        info = engine.info
+        found = devices_of(engine)
         signals.check()
-    if label := times_label(info.kind):
-        running = f"running on the {info.kind} device"
-        running = f"{running}, as requested" if requested else f"no GPU found: {running}"
-        output.print(f"device    {running}. Its times are {label}.", style="yellow")
-    else:
-        output.print(f"device    {info.name} ({info.arch}, {info.sms} multiprocessors)")
+    for info in found:
+        if label := times_label(info.kind):
+            running = f"running on the {info.kind} device"
+            running = f"{running}, as requested" if requested else f"no GPU found: {running}"
+            output.print(f"device    {running}. Its times are {label}.", style="yellow")
+        else:
+            output.print(f"device    {info.name} ({info.arch}, {info.sms} multiprocessors)")
 
 
 def print_waits(phases: "Phases", output: Console) -> None:

@@ -90,6 +90,8 @@ def allocation_of(nodes: Sequence[Mapping[str, Any]], kind: str, gpu_type: str =
         of_type = gpu_type or next(iter(types))
         label = {"resources": {f"{ACCELERATOR}{of_type}": 0.001}} if of_type else {}
         return Allocation({"num_gpus": 1, **label}, types[of_type])
+    if gpu_type:
+        raise UserError(f"the {kind} device runs on CPUs, got --gpus {gpu_type}", "leave out --gpus, or --device")
     cpus = [int(cpu) for node in nodes if node["Alive"] and (cpu := node["Resources"].get("CPU", 0)) >= 1]
     if not cpus:
         raise UserError("the Ray cluster has no CPUs", "`ray status` shows its resources")

@@ -1,6 +1,6 @@
 """Contract of an engine, which evaluates jobs on one device and yields evaluations as they finish."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -22,6 +22,7 @@ class Job:
     # None to accept duplicates. Where kernels are compiled ahead, a kernel with the same machine code as another kernel
     # is not run. The emulated device runs it in any case, because compiling ahead would cost as much.
     duplicates: "FindsDuplicates | None" = field(default=None, compare=False, repr=False)
+    device: str = ""  # key of the device that evaluates it, for an engine with several devices
 
 
 class FindsDuplicates(Protocol):
@@ -83,3 +84,29 @@ class HasCards(TakesPauses, Protocol):
     @property
     def cards(self) -> int:
         """The number of its cards."""
+
+
+@runtime_checkable
+class HasDevices(HasCards, Protocol):
+    """An engine with one or several devices, such as two types of GPUs. With several, each job names its device."""
+
+    @property
+    def devices(self) -> Sequence[DeviceInfo]:
+        """The devices, once all are ready."""
+
+    @property
+    def idle(self) -> Collection[str]:
+        """The keys of the devices that would be idle without another job."""
+
+    def on(self, device: str) -> Engine:
+        """Return the part of this engine that has the device with this key."""
+
+
+def devices_of(engine: Engine) -> Sequence[DeviceInfo]:
+    """Return the devices of an engine, once all are ready."""
+    return engine.devices if isinstance(engine, HasDevices) else (engine.info,)
+
+
+def on_device(engine: Engine, device: str) -> Engine:
+    """Return the part of an engine that has the device with this key. An empty key means the only device."""
+    return engine.on(device) if device and isinstance(engine, HasDevices) else engine

@@ -9,86 +9,67 @@ import itertools
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from archive.kernel import Kernel
-from archive.records import DeviceInfo, Evaluation, Outcome, Profile
+from archive.records import DeviceInfo, Evaluation, Profile
 from evolve.devices import choose
 from evolve.engines.cluster import AUTO, allocation_of, connect, default_device, sentence
-from evolve.engines.engine import Job, TakesPauses
-from evolve.engines.messages import WAITING, Assignment, Done, Message, Ready, decode, encode
-from evolve.engines.station import Hello, RemoteJob, Station, StationFault, Watch, own_versions
+from evolve.engines.engine import Job
+from evolve.engines.messages import WAITING, Message, Ready, decode, encode
+from evolve.engines.ray_actors import (
+    Group,
+    Make,
+    Slot,
+    Ticket,
+    blamed,
+    evaluation,
+    located,
+    on_node,
+    remote_job,
+    unique,
+)
+from evolve.engines.station import Hello, Station, StationFault, Watch, own_versions
 from evolve.errors import UserError
 from evolve.evaluation.requests import ProfileRequest, ProfileResult, TimingRequest, TimingResult
-from reference_ops import catalog
 
 TICK_SECONDS, CLOSE_SECONDS = 0.2, 25.0
 GROWTH_SECONDS = 10.0  # interval between two searches for new nodes
 START_SECONDS = 300.0  # longest time without any actor
 START_ATTEMPTS = 10  # number of actors in a row that are lost while they start, with no actor ready
-# number of losses after which a job is evaluated alone on an actor; after as many more, its kernel is at fault
-MOST_LOSSES = 3
 CALLS_AT_ONCE = 8  # number of an actor's methods that may run at the same time
 
 LACKING = re.compile(r"No module named '[^']+'")  # part of Ray's message about an actor that could not be created
-
-Make = Callable[[str, Watch, int], tuple[TakesPauses, int]]
-
-
-@dataclass(eq=False)
-class _Ticket:
-    """A job, and the number of times that it was lost with an actor."""
-
-    number: int
-    job: Job
-    losses: int = 0
-
-
-@dataclass(eq=False)
-class _Slot:
-    """An actor, the call whose answer is awaited, and the jobs that it was given."""
-
-    actor: Any
-    asked: Any
-    hello: Hello | None = None
-    tickets: dict[int, _Ticket] = field(default_factory=dict)
-    alone: bool = False  # the actor has a job that is evaluated alone
-
-    @property
-    def free(self) -> int:
-        return self.hello.depth - len(self.tickets) if self.hello and not self.alone else 0
 
 
 class RayEngine:
     """Engine on a cluster. The actor that was ready first also confirms champions, profiles kernels and times PyTorch.
 
-    Without a `kind`, the device is a GPU if the cluster has one, otherwise the emulated device. `gpu_type` is a name
-    that Ray gives to GPUs, such as H100; it may be empty in a cluster with GPUs of one type. `make` is called in each
-    actor, with the kind of the device, a watch and a number of cores. It returns an engine, and the number of jobs that
-    keep the engine busy.
+    Without a `kind`, the device is a GPU if the cluster has one, otherwise the emulated device. `gpu_types` are names
+    that Ray gives to GPUs, such as H100; by default, the type of all GPUs of the cluster. Each type is a device with
+    its own first actor. `make` is called in each actor, with the kind of the device, a watch and a number of cores. It
+    returns an engine, and the number of jobs that keep the engine busy.
     """
 
     def __init__(
-        self, kind: str, make: Make, watch: Watch | None = None, address: str = AUTO, gpu_type: str = ""
+        self, kind: str, make: Make, watch: Watch | None = None, address: str = AUTO, gpu_types: Sequence[str] = ("",)
     ) -> None:
         self._ray, self._owns_connection = connect(address)
-        self._kind, self._make, self._gpu_type = kind or default_device(self._ray.nodes()), make, gpu_type
+        self._kind, self._make = kind or default_device(self._ray.nodes()), make
         self._watch = watch or (lambda _subject, _phase: None)
-        self._slots: list[_Slot] = []
-        self._first: _Slot | None = None
-        self._info: DeviceInfo | None = None
+        self._groups: list[Group] = []
         self._versions = own_versions()
         self._torch: Hello | None = None  # the first station, whose version of PyTorch the others must have
-        self._waiting, self._faults = deque[_Ticket](), deque[StationFault]()
+        self._faults = deque[StationFault]()
         self._numbers = itertools.count()
-        self._lost_starts, self._none_since, self._looked = 0, time.monotonic(), 0.0
+        self._looked = 0.0
         self._unprofiled, self._closed = "", False
         try:
             choose.check_kind(self._kind)
-            self._allocation = allocation_of(self._ray.nodes(), self._kind, gpu_type)
+            nodes = self._ray.nodes()
+            self._groups = [Group(name, allocation_of(nodes, self._kind, name)) for name in dict.fromkeys(gpu_types)]
         except UserError:
             self.close()
             raise
@@ -96,45 +77,61 @@ class RayEngine:
 
     @property
     def info(self) -> DeviceInfo:
-        """The device, with the rates that the first actor has measured, once an actor is ready."""
-        while self._info is None:
-            self._step()
-        return self._info
+        """The first device, with the rates that its first actor has measured, once that actor is ready."""
+        return self._info_of(self._groups[0])
+
+    @property
+    def devices(self) -> Sequence[DeviceInfo]:
+        """The device of each type of GPU, once an actor of each is ready."""
+        found = [self._info_of(group) for group in self._groups]
+        if len({device.key for device in found}) < len(found):
+            types = " and ".join(group.gpu_type for group in self._groups)
+            raise UserError(f"{types} are the same device, {found[0].name}", "name one of them with --gpus")
+        return found
+
+    @property
+    def idle(self) -> Collection[str]:
+        """The keys of the devices that would be idle without another job."""
+        return {group.info.key for group in self._groups if group.info and group.idle}
 
     @property
     def cards(self) -> int:
         """The current number of actors."""
-        return len(self._slots)
+        return len(self._slots())
+
+    def on(self, device: str) -> "RayDevice":
+        """Return the part of this engine that has the device with this key."""
+        return RayDevice(self, next(group for group in self._groups if self._info_of(group).key == device))
 
     def evaluate(self, jobs: Iterable[Job | None]) -> Iterator[Evaluation]:
+        yield from self.evaluate_on(self._groups, jobs)
+
+    def evaluate_on(self, groups: Sequence[Group], jobs: Iterable[Job | None]) -> Iterator[Evaluation]:
+        """Evaluate jobs for the devices of these groups, and take a job only if one of their actors would be idle."""
         self._forget_unfinished()
-        _, incoming, ended = self.info, iter(jobs), False
+        infos = {self._info_of(group).key: group for group in groups}
+        incoming, ended = iter(jobs), False
         verdicts: list[Evaluation] = []
         while True:
             try:
                 # Jobs are distributed before verdicts are yielded, so that the actors stay busy while the caller
                 # handles the verdicts.
-                ended = self._fill(iter(()) if ended else incoming)
+                ended = self._fill(infos, iter(()) if ended else incoming)
             finally:
                 yield from verdicts
-            if ended and not self._waiting and not any(slot.tickets for slot in self._slots):
+            if ended and not any(group.waiting or any(slot.tickets for slot in group.slots) for group in groups):
                 return
             verdicts = self._step()
 
     def profile(self, kernel: Kernel, op: str, workload: str) -> Profile | None:
-        answer = self._ask(ProfileRequest(kernel.text, op, workload))
-        assert isinstance(answer, ProfileResult)  # noqa: S101
-        self._unprofiled = answer.fault
-        return answer.profile
+        return self.on(self.info.key).profile(kernel, op, workload)
 
     @property
     def unprofiled(self) -> str:
         return self._unprofiled
 
     def time_pytorch(self, request: TimingRequest) -> TimingResult:
-        answer = self._ask(request)
-        assert isinstance(answer, TimingResult)  # noqa: S101
-        return answer
+        return self.on(self.info.key).time_pytorch(request)
 
     def close(self) -> None:
         """End the actors, which end their workers. If Ray no longer answers, the actors end with this process."""
@@ -142,62 +139,58 @@ class RayEngine:
             return
         self._closed = True
         with contextlib.suppress(Exception):
-            closing = [slot.actor.close.remote() for slot in self._slots if slot.hello]
+            closing = [slot.actor.close.remote() for slot in self._slots() if slot.hello]
             if closing:
                 self._ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
-        for slot in self._slots:
+        for slot in self._slots():
             self._kill(slot)
-        self._slots = []
+        for group in self._groups:
+            group.slots = []
         if self._owns_connection:
             self._ray.shutdown()
 
-    def _forget_unfinished(self) -> None:
-        """Forget the jobs of an abandoned `evaluate`. Actors still finish them; the verdicts are ignored."""
-        self._waiting.clear()
-        self._faults.clear()
-        for slot in self._slots:
-            slot.tickets, slot.alone = {}, False
+    def _slots(self) -> dict[Slot, Group]:
+        return {slot: group for group in self._groups for slot in group.slots}
 
-    def _fill(self, incoming: Iterator[Job | None]) -> bool:
-        """Give jobs to the actors that have the fewest; return whether no jobs are left."""
-        chosen: dict[_Slot, list[_Ticket]] = {}
+    def _info_of(self, group: Group) -> DeviceInfo:
+        """Return the device of a group, once an actor is ready."""
+        while group.info is None:
+            self._step()
+        return group.info
+
+    def _forget_unfinished(self) -> None:
+        """Forget the jobs of an abandoned `evaluate`."""
+        self._faults.clear()
+        for group in self._groups:
+            group.forget()
+
+    def _fill(self, groups: dict[str, Group], incoming: Iterator[Job | None]) -> bool:
+        """Give jobs to the actors of these devices that have the fewest; return whether no jobs are left."""
+        given = [pair for group in groups.values() for pair in group.assign()]
         ended = False
-        while any(slot.free > 0 for slot in self._slots):
-            if not self._waiting:
-                job = next(incoming, self)  # `self` if there are no more jobs
-                if job is self or job is None:
-                    ended = job is self
-                    break
-                self._waiting.append(_Ticket(next(self._numbers), job))  # type: ignore[arg-type]
-            if not (slot := self._slot_for(self._waiting[0])):
+        while any(group.idle for group in groups.values()):
+            job = next(incoming, self)  # `self` if there are no more jobs
+            if job is self or job is None:
+                ended = job is self
                 break
-            ticket = self._waiting.popleft()
-            slot.tickets[ticket.number] = ticket
-            slot.alone = ticket.losses >= MOST_LOSSES
+            assert isinstance(job, Job)  # noqa: S101
+            group = groups[job.device] if job.device else next(iter(groups.values()))
+            group.waiting.append(Ticket(next(self._numbers), job))
+            given += group.assign()
+        chosen: dict[Slot, list[Ticket]] = {}
+        for slot, ticket in given:
             chosen.setdefault(slot, []).append(ticket)
         for slot, tickets in chosen.items():
-            slot.actor.submit.remote([_remote_job(ticket) for ticket in tickets])
+            slot.actor.submit.remote([remote_job(ticket) for ticket in tickets])
             for ticket in tickets:
                 self._watch(ticket.job.kernel.id, WAITING)
         return ended
-
-    def _slot_for(self, ticket: _Ticket) -> _Slot | None:
-        """Return the least busy actor that may get a job.
-
-        A confirmation needs the first actor. A job that was lost several times needs an idle actor.
-        """
-        slots = [slot for slot in self._slots if slot.free > 0]
-        if ticket.job.confirm and self._first:
-            slots = [slot for slot in slots if slot is self._first]
-        if ticket.losses >= MOST_LOSSES:
-            slots = [slot for slot in slots if not slot.tickets]
-        return max(slots, key=lambda slot: slot.free, default=None)
 
     def _step(self) -> list[Evaluation]:
         """Wait briefly for the actors, and return the verdicts that have arrived or follow from losses."""
         if time.monotonic() - self._looked > GROWTH_SECONDS:
             self._keep_up()
-        asked = {slot.asked: slot for slot in self._slots}
+        asked = {slot.asked: (slot, group) for slot, group in self._slots().items()}
         if not asked:
             time.sleep(TICK_SECONDS)
         ready = self._ray.wait(list(asked), num_returns=1, timeout=TICK_SECONDS)[0] if asked else []
@@ -207,11 +200,12 @@ class RayEngine:
             raise located(self._faults.popleft())
         verdicts: list[Evaluation] = []
         for reference in ready:  # handle all events before a fault is raised, so that no verdict is lost
-            verdicts += self._hear(asked[reference])
-        self._check_alive()
+            verdicts += self._hear(*asked[reference])
+        for group in self._groups:
+            _check_alive(group)
         return verdicts
 
-    def _hear(self, slot: _Slot) -> Iterator[Evaluation]:
+    def _hear(self, slot: Slot, group: Group) -> Iterator[Evaluation]:
         from ray.exceptions import RayError, RayTaskError
 
         try:
@@ -219,14 +213,14 @@ class RayEngine:
         except RayTaskError:  # an error in the station's own code
             raise
         except RayError as error:
-            yield from self._lost(slot, str(error))
+            yield from self._lost(slot, group, str(error))
             return
         if isinstance(answer, StationFault):
             self._faults.append(answer)
             return
         slot.asked = slot.actor.events.remote()
         if isinstance(answer, Hello):
-            self._ready(slot, answer)
+            self._ready(slot, group, answer)
             return
         for subject, phase in answer.phases.items():
             self._watch(subject, phase)
@@ -234,10 +228,10 @@ class RayEngine:
         for number, line in answer.verdicts:
             if ticket := slot.tickets.pop(number, None):
                 slot.alone = False
-                yield _unique(ticket.job, _evaluation(line))
+                yield unique(ticket.job, evaluation(line))
 
-    def _ready(self, slot: _Slot, hello: Hello) -> None:
-        """Let an actor take part. Raises UserError unless its device and versions equal those of the first actor."""
+    def _ready(self, slot: Slot, group: Group, hello: Hello) -> None:
+        """Let an actor take part. Raises UserError unless its device and versions equal those of its group."""
         ready = decode(hello.device)
         assert isinstance(ready, Ready)  # noqa: S101
         assert ready.device  # noqa: S101 - an evaluator holds one
@@ -245,85 +239,68 @@ class RayEngine:
         if hello.versions.torch != self._torch.versions.torch:
             versions = f"{self._torch.host} has PyTorch {self._torch.versions.torch} and {hello.host} has "
             raise UserError(f"{versions}{hello.versions.torch}", "install the same version on all machines")
-        if self._info and self._info.key != ready.device.key:
-            message = f"{hello.host} has {ready.device.name}, and other nodes have {self._info.name}"
+        if group.info and group.info.key != ready.device.key:
+            message = f"{hello.host} has {ready.device.name}, and other nodes have {group.info.name}"
             raise UserError(f"{message}: their times cannot be compared", "name one type of GPU with --gpus")
-        self._info, self._lost_starts, slot.hello = self._info or ready.device, 0, hello
-        self._first = self._first or slot
+        group.info, group.lost_starts, slot.hello = group.info or ready.device, 0, hello
+        group.first = group.first or slot
 
-    def _lost(self, slot: _Slot, reason: str) -> Iterator[Evaluation]:
+    def _lost(self, slot: Slot, group: Group, reason: str) -> Iterator[Evaluation]:
         """Replace an actor that has died or cannot be reached, and queue its jobs again."""
         self._kill(slot)
-        self._slots.remove(slot)
+        group.slots.remove(slot)
         if not slot.hello:
-            self._lost_starts += 1
+            group.lost_starts += 1
             if missing := LACKING.search(reason):
                 raise UserError(
                     f"a node of the cluster cannot start an actor: {missing.group()}",
                     "install evolve-kernels with the same extras on all nodes, for the Python that Ray runs there",
                 )
-            if self._lost_starts >= START_ATTEMPTS and not any(other.hello for other in self._slots):
+            if group.lost_starts >= START_ATTEMPTS and not any(other.hello for other in group.slots):
                 raise UserError(f"no actor of the cluster could start: {sentence(reason)}", "see `ray status`")
-        if slot is self._first:
-            self._first = next((other for other in self._slots if other.hello), None)
+        if slot is group.first:
+            group.first = next((other for other in group.slots if other.hello), None)
         for ticket in reversed(slot.tickets.values()):
             ticket.losses += 1
-            if ticket.losses >= 2 * MOST_LOSSES:  # the job was alone on its actor for half of the losses
-                yield self._blamed(ticket, reason)
+            if ticket.at_fault:
+                yield blamed(ticket, self._info_of(group), reason)
             else:
-                self._waiting.appendleft(ticket)
-        self._start_actors()
-
-    def _blamed(self, ticket: _Ticket, reason: str) -> Evaluation:
-        kernel = ticket.job.kernel
-        log = (
-            f"{ticket.losses} actors were lost with it, the last {MOST_LOSSES} while it was their only kernel: "
-            f"{sentence(reason)}"
-        )
-        return Evaluation(kernel.id, kernel.op, self.info, Outcome.CRASHED, log, created=time.time())
-
-    def _check_alive(self) -> None:
-        """Raise UserError if no actor has been ready for a long time."""
-        if any(slot.hello for slot in self._slots):
-            self._none_since = time.monotonic()
-        elif time.monotonic() - self._none_since > START_SECONDS:
-            raise UserError(
-                f"no node of the cluster has had room for an actor for {START_SECONDS:g} s",
-                "see `ray status`: nodes may be lost, or busy with other jobs",
-            )
+                group.waiting.appendleft(ticket)
+        self._start_actors(group)
 
     def _keep_up(self) -> None:
         """Start actors for new nodes. Actors of lost nodes wait for room, which Ray's autoscaler notices."""
         self._looked = time.monotonic()
-        if all(slot.hello for slot in self._slots):  # otherwise the new nodes replace the lost ones
-            with contextlib.suppress(UserError):  # the cluster has no GPU now, but lost nodes may come back
-                count = allocation_of(self._ray.nodes(), self._kind, self._gpu_type).count
-                self._allocation = replace(self._allocation, count=max(self._allocation.count, count))
-        self._start_actors()
+        for group in self._groups:
+            if all(slot.hello for slot in group.slots):  # otherwise the new nodes replace the lost ones
+                with contextlib.suppress(UserError):  # the cluster has no GPU now, but lost nodes may come back
+                    count = allocation_of(self._ray.nodes(), self._kind, group.gpu_type).count
+                    group.allocation = replace(group.allocation, count=max(group.allocation.count, count))
+            self._start_actors(group)
 
-    def _start_actors(self) -> None:
+    def _start_actors(self, group: Group) -> None:
         station = self._ray.remote(Station)
-        while len(self._slots) < self._allocation.count:
+        while len(group.slots) < group.allocation.count:
             # A method that was lost is never called again by Ray itself: this engine decides which jobs are repeated.
             options = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": CALLS_AT_ONCE, "num_cpus": 1}
-            actor = station.options(**{**options, **self._allocation.options}).remote(
+            actor = station.options(**{**options, **group.allocation.options}).remote(
                 partial(on_node, self._make, self._kind)
             )
-            self._slots.append(_Slot(actor, actor.start.remote(self._versions)))
+            group.slots.append(Slot(actor, actor.start.remote(self._versions)))
 
-    def _kill(self, slot: _Slot) -> None:
+    def _kill(self, slot: Slot) -> None:
         with contextlib.suppress(Exception):  # the actor may be dead already
             self._ray.kill(slot.actor, no_restart=True)
 
-    def _ask(self, request: ProfileRequest | TimingRequest) -> Message:
-        """Return the first actor's answer; if the actor is lost, that of its successor."""
+    def ask(self, group: Group, request: ProfileRequest | TimingRequest) -> Message:
+        """Return the answer of a group's first actor; if the actor is lost, that of its successor."""
         from ray.exceptions import RayError, RayTaskError
 
         while True:
-            _, first = self.info, self._first
+            _, first = self._info_of(group), group.first
             if first:
                 reference = first.actor.ask.remote(encode(request))
-                while not self._ray.wait([reference], timeout=0)[0] and first is self._first:
+                while not self._ray.wait([reference], timeout=0)[0] and first is group.first:
                     self._step()
                 try:
                     answer = self._ray.get(reference)
@@ -333,46 +310,52 @@ class RayEngine:
                     answer = None
                 if isinstance(answer, StationFault):
                     raise located(answer)
-                if answer is not None:
-                    return decode(answer)
+                if isinstance(message := decode(answer) if answer is not None else None, ProfileResult):
+                    self._unprofiled = message.fault
+                if message is not None:
+                    return message
             self._step()
 
 
-def on_node(make: Make, kind: str, watch: Watch) -> tuple[TakesPauses, int]:
-    """Make an actor's engine, with its share of the node's cores."""
-    import ray
+class RayDevice:
+    """One device of a Ray engine, as an engine of its own. The Ray engine can do only one thing at a time."""
 
-    context = ray.get_runtime_context()
-    (node,) = (node["Resources"] for node in ray.nodes() if node["NodeID"] == context.get_node_id())
-    own = context.get_assigned_resources()
-    cores = own["CPU"] if not own.get("GPU") else node.get("CPU", 1) * own["GPU"] / node["GPU"]
-    return make(kind, watch, max(1, int(cores)))
+    def __init__(self, engine: RayEngine, group: Group) -> None:
+        assert group.info  # noqa: S101 - the engine waits for it
+        self._engine, self._group, self.info = engine, group, group.info
+
+    @property
+    def cards(self) -> int:
+        return len(self._group.slots)
+
+    def evaluate(self, jobs: Iterable[Job | None]) -> Iterator[Evaluation]:
+        return self._engine.evaluate_on([self._group], jobs)
+
+    def profile(self, kernel: Kernel, op: str, workload: str) -> Profile | None:
+        answer = self._engine.ask(self._group, ProfileRequest(kernel.text, op, workload))
+        assert isinstance(answer, ProfileResult)  # noqa: S101
+        return answer.profile
+
+    @property
+    def unprofiled(self) -> str:
+        return self._engine.unprofiled
+
+    def time_pytorch(self, request: TimingRequest) -> TimingResult:
+        answer = self._engine.ask(self._group, request)
+        assert isinstance(answer, TimingResult)  # noqa: S101
+        return answer
+
+    def close(self) -> None:
+        """Do nothing: the Ray engine is closed as a whole."""
 
 
-def located(fault: StationFault) -> UserError:
-    return UserError(f"{fault.message} (on the node {fault.host})", fault.hint)
-
-
-def _remote_job(ticket: _Ticket) -> RemoteJob:
-    job = ticket.job
-    assignment = Assignment(job.kernel.text, job.op, job.bars, job.confirm, 0, None, job.setting)
-    unique = job.duplicates is not None and not job.confirm
-    file, text = "", ""
-    if catalog.is_path(job.op) and (path := catalog.locate(job.op)).suffix == ".py":
-        file, text = str(path), path.read_text(encoding="utf-8")
-    return RemoteJob(ticket.number, encode(assignment), unique, file, text)
-
-
-def _evaluation(line: bytes) -> Evaluation:
-    done = decode(line)
-    assert isinstance(done, Done)  # noqa: S101
-    return done.evaluation
-
-
-def _unique(job: Job, found: Evaluation) -> Evaluation:
-    """Return the verdict, or the verdict on a duplicate if another station has evaluated the same machine code."""
-    if found.outcome is Outcome.DUPLICATE or job.confirm or not job.duplicates or not found.traits:
-        return found
-    log = job.duplicates.by_code(found.kernel_id, found.traits.code)
-    duplicate = Evaluation(found.kernel_id, found.op, found.device, Outcome.DUPLICATE, log, traits=found.traits)
-    return replace(duplicate, seconds=found.seconds, created=found.created) if log else found
+def _check_alive(group: Group) -> None:
+    """Raise UserError if no actor has been ready for a long time."""
+    if any(slot.hello for slot in group.slots):
+        group.none_since = time.monotonic()
+    elif time.monotonic() - group.none_since > START_SECONDS:
+        gpu = f" with a GPU {group.gpu_type}" if group.gpu_type else ""
+        raise UserError(
+            f"no node of the cluster{gpu} has had room for an actor for {START_SECONDS:g} s",
+            "see `ray status`: nodes may be lost, or busy with other jobs",
+        )

@@ -19,7 +19,18 @@ from evolve.report.kernel import NO_DUEL, held_out_words, sanitizer_words
 from evolve.report.progress import BudgetMeter, Progress, Watcher
 from evolve.report.standing_tables import champions_table, counts_line, origin, population_table
 from evolve.report.tables import fitted, plain_table
-from evolve.report.words import clock, counted, dollars, figure, one_line, short, times, times_label, workload_labels
+from evolve.report.words import (
+    clock,
+    counted,
+    dollars,
+    figure,
+    listed,
+    one_line,
+    short,
+    times,
+    times_label,
+    workload_labels,
+)
 from evolve.selection.population import Champion
 
 REFRESHES_PER_SECOND = 4.0
@@ -140,7 +151,7 @@ class CampaignRow:
 class CampaignDisplay:
     """A renderable of a campaign's current state, a row per op, to be passed to `rich.live.Live`."""
 
-    device: DeviceInfo
+    devices: Sequence[DeviceInfo]
     proposer: str
     meter: BudgetMeter
     rows: dict[str, CampaignRow]
@@ -154,8 +165,8 @@ class CampaignDisplay:
         progress = {op: watcher.progress() for op, watcher in self.watchers.items()}
         yield one_line_text(
             (counted(len(self.rows), "op"), "bold"),
-            f" on {self.device.name}",
-            (device_note(self.device.kind), "yellow"),
+            f" on {listed([device.name for device in self.devices])}",
+            (device_note(self.devices[0].kind), "yellow"),
             f", proposed by {self.proposer}",
         )
         yield self.meter.line(list(progress.values()), options.max_width)
@@ -166,7 +177,7 @@ class CampaignDisplay:
             below += [*active_lines(current, self.proposer)[:1], *failure_lines(current, most=1)]
             below += waiting_lines(current)
         yield Text()
-        gpu_times = not times_label(self.device.kind)
+        gpu_times = not times_label(self.devices[0].kind)
         yield campaign_table(self._visible_rows(console.size.height), self.current, gpu_times=gpu_times)
         yield Text()
         yield from below

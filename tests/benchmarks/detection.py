@@ -19,6 +19,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "support"), str(Path(__file__).p
 
 from cheat_files import CLASSES, CheatFile, files  # noqa: E402
 
+from evolve.devices import choose  # noqa: E402
 from evolve.engines.engine import Job  # noqa: E402
 from evolve.engines.local import LocalEngine  # noqa: E402
 
@@ -31,7 +32,8 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--rounds", type=int, default=10)
     options.add_argument("--device", default="emulated")
-    options.add_argument("--workers", type=int, default=1)
+    options.add_argument("--gpus", default="", help="GPUs to use, such as `all`")
+    options.add_argument("--workers", type=int, default=1, help="workers on each GPU")
     options.add_argument("--only", default="", help="parts of names of classes or kernels, separated by commas")
     options.add_argument("--seconds", type=float, default=math.inf)
     options.add_argument("--after", default="", help="name of a kernel, up to which all are left out")
@@ -45,7 +47,7 @@ def main() -> None:
     ]
     corpus.sort(key=lambda file: file.lasts)
     until = time.monotonic() + asked.seconds
-    counts = evaluated(corpus, asked.device, asked.rounds, asked.workers, until)
+    counts = evaluated(corpus, asked, until)
     print("\n".join(table(corpus, *counts)))
 
 
@@ -53,16 +55,16 @@ def group_of(file: CheatFile) -> str:
     return file.group or HONEST
 
 
-def evaluated(
-    corpus: list[CheatFile], device: str, rounds: int, workers: int, until: float
-) -> tuple[Counter[str], Counter[str]]:
+def evaluated(corpus: list[CheatFile], asked: argparse.Namespace, until: float) -> tuple[Counter[str], Counter[str]]:
     """Return the numbers of evaluations and refusals of each kernel; print every miss and every false alarm."""
     by_id = {file.kernel.id: file for file in corpus if file.kernel}
     done, refused = Counter[str](), Counter[str]()
-    compilers = 0 if device == "emulated" else min(MOST_COMPILERS, max(1, (os.cpu_count() or 1) - 2))
-    engine = LocalEngine(device, workers, phase_seconds=SECONDS if device == "emulated" else None, compilers=compilers)
+    emulated, cards = asked.device == "emulated", choose.cards(asked.device, asked.gpus)
+    compilers = 0 if emulated else min(MOST_COMPILERS * len(cards), max(1, (os.cpu_count() or 1) - 2))
+    limits = SECONDS if emulated else None
+    engine = LocalEngine(asked.device, asked.workers, phase_seconds=limits, compilers=compilers, cards=cards)
     try:
-        for number in range(rounds):
+        for number in range(asked.rounds):
             due = itertools.takewhile(lambda _: time.monotonic() < until, corpus)
             jobs = (Job(file.kernel, file.kernel.op) for file in due if file.kernel)
             for verdict in engine.evaluate(jobs):

@@ -48,10 +48,11 @@ class Profile:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--device", default="")
+    options.add_argument("--gpus", default="", help="GPUs to use, such as `all`")
     options.add_argument("--kernels", type=int, default=100)
     requested = options.parse_args()
     profile = Profile()
-    engine = wiring.engine(choose.device_kind(requested.device), profile.watch)
+    engine = wiring.engine(choose.device_kind(requested.device), profile.watch, requested.gpus)
     try:
         _warm(engine)
         right = _settings(requested.kernels)

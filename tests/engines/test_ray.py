@@ -21,7 +21,7 @@ from archive.kernel import Kernel
 from archive.records import Evaluation, Outcome
 from archive.sqlite import open_archive
 from evolve import wiring
-from evolve.engines import ray_engine
+from evolve.engines import ray_actors, ray_engine
 from evolve.engines.cluster import allocation_of
 from evolve.engines.engine import Job
 from evolve.engines.ray_engine import RayEngine
@@ -107,7 +107,7 @@ def test_an_actor_that_dies_leaves_no_worker_and_its_jobs_are_done_again(
     verdicts = engine.evaluate([Job(each, TWICE) for each in given])
     first = next(verdicts)
     seen = workers(rooms)
-    engine._ray.kill(engine._slots[0].actor)
+    engine._ray.kill(next(iter(engine._slots())).actor)
     check_complete(given, [first, *verdicts])
     assert seen
     assert all_gone(seen)
@@ -117,12 +117,12 @@ def test_an_actor_that_dies_leaves_no_worker_and_its_jobs_are_done_again(
 def test_a_kernel_whose_actors_are_lost_repeatedly_gets_a_verdict(
     rooms: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_engine, "MOST_LOSSES", 1)
+    monkeypatch.setattr(ray_actors, "MOST_LOSSES", 1)
     bad, good = twice_kernel(note="bad"), twice_kernel(note="good")
 
     def watch(subject: str, phase: str) -> None:
         if subject == bad.id and phase != "waiting":
-            lossy._ray.kill(lossy._slots[0].actor)
+            lossy._ray.kill(next(iter(lossy._slots())).actor)
 
     lossy = wiring.ray_engine("emulated", watch, rooms.address)
     try:
@@ -222,6 +222,8 @@ def test_without_gpus_an_actor_has_as_many_cpus_as_the_device_has_workers() -> N
     assert (share.count, share.options) == (3, {"num_cpus": 4})
     with pytest.raises(UserError, match="no CPUs"):
         allocation_of([node()], "emulated")
+    with pytest.raises(UserError, match="runs on CPUs, got --gpus H100"):
+        allocation_of([node(CPU=9)], "emulated", "H100")
 
 
 @pytest.mark.parametrize(

@@ -128,12 +128,12 @@ def test_the_second_kernel_with_a_machine_code_is_a_duplicate_of_the_first() -> 
 
 
 def test_a_duplicate_of_a_kernel_of_another_station_is_found_when_its_verdict_arrives() -> None:
-    from evolve.engines.ray_engine import _unique
+    from evolve.engines.ray_actors import unique
 
     traits = Traits("code", 4, 4, 0, 8, 128, 1, tensor_cores=False, atomics=False, occupancy=1.0)
     codes, kernel = OwnCodes(), twice_kernel()
     codes.by_code("another", "code")
     job = Job(kernel, "twice", duplicates=codes)
     found = Evaluation(**{**vars(verdict(job)), "traits": traits})
-    assert _unique(job, found).outcome.value == "duplicate"
-    assert _unique(Job(kernel, "twice"), found) is found
+    assert unique(job, found).outcome.value == "duplicate"
+    assert unique(Job(kernel, "twice"), found) is found

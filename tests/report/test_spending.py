@@ -117,7 +117,7 @@ def test_the_table_of_a_campaign_has_no_figure_for_an_op_without_measurements() 
 @pytest.mark.parametrize("height", [12, 16, 24])
 def test_the_display_of_a_campaign_fits_the_terminal_and_shows_the_running_op(height: int) -> None:
     rows = {f"op{n}": CampaignRow(f"op{n}", Spent(n), 2.0, 1.0, None) for n in range(40)}
-    display = CampaignDisplay(GPU, "a model", BudgetMeter(time.monotonic()), rows, {}, current="op33")
+    display = CampaignDisplay([GPU], "a model", BudgetMeter(time.monotonic()), rows, {}, current="op33")
     lines = drawn(display, 80, height)
     assert len(lines) < height
     assert any("op33" in line and "running" in line for line in lines)

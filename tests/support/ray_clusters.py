@@ -37,8 +37,9 @@ class LocalCluster:
         self.address = str(self._cluster.address)
         self.nodes = [self._cluster.add_node(**resources) for _ in range(nodes)]
 
-    def add(self) -> None:
-        self.nodes.append(self._cluster.add_node(**self._resources))
+    def add(self, **resources: Any) -> None:
+        """Add a node with these resources, by default those of the first nodes."""
+        self.nodes.append(self._cluster.add_node(**(resources or self._resources)))
 
     def kill_one(self, rng: random.Random) -> None:
         """Kill a node at random without warning."""
