@@ -131,6 +131,7 @@ def _tested(evaluation: Evaluation) -> Tested:
         held_out=confirmed.held_out if confirmed else (),
         sanitized=confirmed.sanitized if confirmed else (),
         envelope=evaluation.envelope,
+        copy_gb_s=evaluation.device.copy_gb_s,
     )
 
 

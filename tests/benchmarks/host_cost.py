@@ -64,6 +64,7 @@ class NoLaunches:
     """The CPU presented as a GPU: a launch does everything except the driver's own work."""
 
     device_type: str = "cpu"
+    opaque_us: float = 0.0
 
     @classmethod
     def pretended(cls) -> "NoLaunches":

@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrize
 
 from evolve.export.families import forms
+from evolve.export.template import forms as template_forms
 from evolve.export.template.forms import LAYERS
 from evolve.export.template.functions import Function, Functions
 from evolve.export.template.layers import made, patch, unpatch
@@ -158,8 +159,12 @@ def test_nothing_is_redirected_after_the_block(known: Known, machine: EmulatedMa
     assert not machine.launched
 
 
-def test_a_pass_redirects_the_calls_of_a_compiled_model(model: Model, known: Known, machine: EmulatedMachine) -> None:
+def test_a_pass_redirects_the_calls_of_a_compiled_model(
+    model: Model, known: Known, machine: EmulatedMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from torch._dynamo.backends.debugging import aot_eager
+
+    monkeypatch.setattr(template_forms, "CALL_US", 0.0)  # kernels save little at this size, and copies precede one
 
     graph_pass = GraphPass(known, "content")
 
@@ -172,7 +177,6 @@ def test_a_pass_redirects_the_calls_of_a_compiled_model(model: Model, known: Kno
     compiled = torch.compile(model, backend=backend, fullgraph=True)
     assert losses(model, compiled) == pytest.approx(expected, rel=1e-4)
     assert graph_pass.replaced == {"rms_norm": 1, "silu": 1, "softmax": 2}
-    # The copies that a softmax along another dim than the last needs take less time than its kernel saves.
     assert len(machine.launched) == 8 * STEPS
 
 

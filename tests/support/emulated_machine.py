@@ -109,6 +109,7 @@ class EmulatedMachine:
     # The host's time is made up, because calls of the emulated device are not launches.
     host_us: Callable[[Callable[[], object]], float] = field(default=lambda _: 5.0)
     device_us: Callable[[Callable[[], object], torch.device], float] = field(default=lambda *_: 5.0)
+    opaque_us: float = 0.0
 
     def info(self, _device: torch.device) -> DeviceInfo:
         return replace(H200, sms=4, shared_bytes=DEVICE.info.shared_bytes)

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -169,6 +170,12 @@ def contiguous_outputs(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.T
     taken = {x.untyped_storage().data_ptr() for x in inputs}
     own = [out.clone() if out.untyped_storage().data_ptr() in taken else out for out in outputs]
     return tuple(out.contiguous() for out in own)
+
+
+def autograd_inside() -> Any:
+    """Return a context in which PyTorch may differentiate within an op, as for a recurrent layer's backward."""
+    key = torch._C.DispatchKey.AutogradFunctionality  # noqa: SLF001 - there is no public way
+    return torch._C._SetExcludeDispatchKeyGuard(key, False)  # noqa: SLF001
 
 
 def _shape(op: Op, workload: Workload, tensor: str) -> tuple[int, ...]:

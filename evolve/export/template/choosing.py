@@ -8,6 +8,7 @@ from archive.binding import IllegalError, Point, accepts, bind
 from archive.kernel import Bound, Kernel
 from archive.plan import PlanError
 from evolve.export.template.calls import NoKernelError
+from evolve.export.template.forms import BYTES_PER_US
 from evolve.export.template.manifest import ExportedEntry, Measured, Shipped
 from evolve.export.template.options import Options
 from reference_ops.op import Number, Workload
@@ -86,6 +87,12 @@ def choices(entry: ExportedEntry, kernels: Mapping[str, Kernel], question: Quest
 def nearest(entry: ExportedEntry, question: Question) -> Measured:
     """Return the measurement at the nearest sizes, of any kernel. Raise a NoKernelError if there is none."""
     return _ranked(_comparable(entry, question), question)[0][1]
+
+
+def bytes_per_us(entry: ExportedEntry, device: str) -> float:
+    """Return the bandwidth of copies that was measured on a device, or that of a slow GPU."""
+    tested = (one for kernel in entry.kernels for one in kernel.tested if one.device == device)
+    return next((one.copy_gb_s * 1e3 for one in tested if one.copy_gb_s), BYTES_PER_US)
 
 
 def _choice(shipped: Shipped, measured: Measured, kernel: Kernel, question: Question) -> Choice | str:

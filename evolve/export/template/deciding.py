@@ -132,16 +132,6 @@ class Decider:
         except NoKernelError as error:
             return Decision(str(error))
 
-    def saves_us(
-        self, metas: Tensors, device: torch.device, parameters: Mapping[str, Number], where: str = COMPILED
-    ) -> float:
-        """Return the time that a kernel saves, for tensors without memory, and compile nothing.
-
-        Raise a NoKernelError if no kernel wins.
-        """
-        question = self.asked(metas, device, parameters, where)
-        return _saves_us(next(choices(self.entry, self._kernels, question)), question)
-
     def saves_here_us(self, question: Question) -> float:
         """Return the time that a kernel saves, scaled down for sizes below the nearest measured ones.
 

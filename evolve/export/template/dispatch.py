@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from evolve.export.template.calls import NoKernelError, obstacle
+from evolve.export.template.calls import NoKernelError, autograd_inside, contiguous_outputs, obstacle
+from evolve.export.template.choosing import Question, bytes_per_us
 from evolve.export.template.deciding import (
     CAPTURED,
     COMPILED,
@@ -26,21 +27,23 @@ from evolve.export.template.deciding import (
     metas_of,
 )
 from evolve.export.template.folding import as_kernel_reads, takes_more_dims
-from evolve.export.template.forms import copied_bytes, copying_us
+from evolve.export.template.forms import BYTES_PER_US, NOTHING_LOST, Lost, copied_bytes, copying_us
 from evolve.export.template.gradients import DIVIDE, Differentiable, Gradients, Step
 from evolve.export.template.launching import Gpus, Machine, Tensors
 from evolve.export.template.learning import runnable
 from evolve.export.template.manifest import ExportedEntry
+from evolve.export.template.opaque_costs import Costs
 from evolve.export.template.options import current
 from evolve.export.template.plans import Made, Reading, modes_are_plain
-from evolve.export.template.unrolled import Kinds
+from evolve.export.template.rectified import RECTIFIED
+from evolve.export.template.unrolled import Kinds, Run
 from reference_ops.op import GRADIENT, Number, Op
 from reference_ops.precision import TORCH_DTYPES
 
 LOG = logging.getLogger(__name__)
 NOTHING = ExportedEntry("", (), (), {}, (), ())
 TOO_LITTLE = Decision("the copies before the kernel and the operations after it take longer than it saves")
-MARGIN_US = 20.0  # time that a backward's kernels must save, because the compiler fuses nothing with an opaque op
+MARGIN_US = 20.0  # time that the kernels of a backward must save if PyTorch computes the forward
 # more than the number of shapes in a model; without a limit, varying lengths would fill the memory
 MOST_DECISIONS = 4096
 
@@ -67,7 +70,7 @@ class Primitive:
         self.machine = machine or Gpus()
         self._decider = Decider(op, entry, folder, self.machine)
         self._decisions: dict[object, Decision] = {}
-        self._kinds = Kinds()
+        self._kinds, self._kinds_in_graphs = Kinds(), Kinds()
         self._lock = threading.RLock()
 
     def __call__(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
@@ -83,19 +86,43 @@ class Primitive:
         outputs: Tensors | None = self._kinds.recall(inputs, parameters)
         if outputs is not None:
             return outputs
-        decision, run = self.decision(inputs, parameters), None
+        decision = self.decision(inputs, parameters)
         if decision.ready:
             outputs = self.launch(decision, inputs, parameters)
-            reads = tuple(starmap(Reading, zip(inputs, decision.inputs, strict=True)))
-            made = Made(reads, outputs, outputs, parameters)
-            run = runnable(decision.ready, made, inputs, self.gradients)
-        else:
-            outputs = self.pytorch(inputs, parameters)
-            if not decision.is_slow_to_launch:
-                run = partial(_together, partial(self.pytorch, parameters=dict(parameters)))
-        if run and modes_are_plain() and not self.captures(inputs[0].device):
-            self._kinds.remember(inputs, parameters, inputs, run, self.op.tf32)
+            self._remember(self._kinds, inputs, parameters, self._again(decision, inputs, outputs, parameters))
+            return outputs
+        outputs = self.pytorch(inputs, parameters)
+        if not decision.is_slow_to_launch:
+            run = partial(_together, partial(self.pytorch, parameters=dict(parameters)))
+            self._remember(self._kinds, inputs, parameters, run)
         return outputs
+
+    def in_graph(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
+        """Run as an opaque op, by a kernel or by PyTorch, whose outputs are contiguous."""
+        outputs: Tensors | None = self._kinds_in_graphs.recall(inputs, parameters)
+        if outputs is not None:
+            return outputs
+        decision = self.decision(inputs, parameters, COMPILED)
+        if not decision.ready and self.gradients.steps:
+            decision = self.decision(inputs, parameters, FOR_BACKWARD)
+        if not decision.ready:
+            with autograd_inside():
+                return contiguous_outputs(self.pytorch(inputs, parameters), inputs)
+        outputs = self.launch(decision, inputs, parameters)
+        self._remember(self._kinds_in_graphs, inputs, parameters, self._again(decision, inputs, outputs, parameters))
+        return outputs
+
+    def _again(
+        self, decision: Decision, inputs: Tensors, outputs: Tensors, parameters: Mapping[str, Number]
+    ) -> Run | None:
+        """Return a function that repeats a call that was just made; None if there is none."""
+        reads = tuple(starmap(Reading, zip(inputs, decision.inputs, strict=True)))
+        made = Made(reads, outputs, outputs, parameters)
+        return runnable(decision.ready, made, inputs, self.gradients) if decision.ready else None
+
+    def _remember(self, kinds: Kinds, inputs: Tensors, parameters: Mapping[str, Number], run: Run | None) -> None:
+        if run and modes_are_plain() and not self.captures(inputs[0].device):
+            kinds.remember(inputs, parameters, inputs, run, self.op.tf32)
 
     @property
     def has_kernels(self) -> bool:
@@ -296,24 +323,42 @@ class Primitive:
         device: torch.device,
         parameters: Mapping[str, Number],
         after_bytes: int = 0,
+        lost: Lost = NOTHING_LOST,
         learning: Collection[str] = (),
     ) -> str:
         """Return the reason why no kernel wins in a compiled graph, for tensors without memory; empty if one wins.
 
-        The time of copies counts, and nothing is compiled. Where these inputs require gradients, a kernel of the
-        backward may win.
+        The time of copies counts, and so do the host's time and the bytes that are moved because the compiler fuses
+        nothing with an opaque op. Nothing is compiled. Where these inputs require gradients, a kernel of the backward
+        may win, and the graph of the backward makes the same choice.
         """
-        copies_us = _copies_us(metas, after_bytes)
         try:
-            return TOO_LITTLE.reason if self._decider.saves_us(metas, device, parameters) < copies_us else ""
+            question = self._decider.asked(metas, device, parameters, COMPILED)
+        except NoKernelError as error:
+            return str(error)
+        costs = self._costs(question, metas, after_bytes, lost)
+        saves_us, reason = 0.0, ""
+        try:
+            saves_us = self._decider.saves_here_us(question)
         except NoKernelError as error:
             reason = str(error)
+            with suppress(NoKernelError):
+                of_backward = self._decider.asked(metas, device, parameters, FOR_BACKWARD)
+                costs = replace(costs, slower_us=self._decider.costs_us(of_backward))
+        if not reason and saves_us >= costs.us:
+            return ""
+        gains: Mapping[str, float] = {}
         with suppress(NoKernelError):
-            saves_us = _saved(self._backward_gains_us(metas, device, parameters, learning, COMPILED))
-            if saves_us > MARGIN_US:
-                costs_us = self._decider.costs_us(self._decider.asked(metas, device, parameters, FOR_BACKWARD))
-                return reason if saves_us < MARGIN_US + costs_us + copies_us else ""
-        return reason
+            gains = self._backward_gains_us(metas, device, parameters, learning, COMPILED)
+        in_backward_us = sum(max(0.0, gain - costs.of_backward_us) for gain in gains.values())
+        if in_backward_us and saves_us + in_backward_us >= costs.us:
+            return ""
+        return reason or f"the kernel saves {saves_us:.1f} us, which costs more as an opaque op: {costs}"
+
+    def _costs(self, question: Question, metas: Tensors, after_bytes: int, lost: Lost) -> Costs:
+        """Return the costs of an opaque op for tensors without memory."""
+        rate = bytes_per_us(self.entry, question.device)
+        return Costs(_copies_us(metas, after_bytes, rate), rate, self.machine.opaque_us, 0.0, lost)
 
     @cached_property
     def takes_more_dims(self) -> bool:
@@ -322,9 +367,9 @@ class Primitive:
             return takes_more_dims(self.op)
 
 
-def _copies_us(views: Tensors, after_bytes: int) -> float:
+def _copies_us(views: Tensors, after_bytes: int, rate: float = BYTES_PER_US) -> float:
     """Return the time of the copies before and after a kernel."""
-    return sum(map(copying_us, [*map(copied_bytes, views), after_bytes]))
+    return sum(copying_us(nbytes, rate) for nbytes in [*map(copied_bytes, views), after_bytes])
 
 
 def _saved(gains_us: Mapping[str, float]) -> float:
@@ -345,10 +390,11 @@ def gradients_of(
 ) -> Gradients:
     """Return the steps of an op's backward: exported ops, or else PyTorch's own backward."""
     steps = []
-    for name in op.backward:
-        if name not in DIVIDE and ops.get(name) is not None:
-            known = primitives.get(name)
-            primitive = known or Primitive(ops[name], NOTHING, Path(), machine)
+    for one in RECTIFIED.get(op.name, op.backward):
+        of_step = one if isinstance(one, Op) else ops.get(one) if one not in DIVIDE else None
+        if of_step is not None:
+            known = primitives.get(of_step.name)
+            primitive = known or Primitive(of_step, NOTHING, Path(), machine)
             run = known.repeated if known else primitive.pytorch
-            steps.append(Step(ops[name], run, primitive.pytorch, known))
+            steps.append(Step(of_step, run, primitive.pytorch, known))
     return Gradients(op, tuple(steps))

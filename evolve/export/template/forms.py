@@ -27,6 +27,16 @@ UNCHANGED_ON_CPU = frozenset(
 )  # fmt: skip
 
 
+class Lost(NamedTuple):
+    """The bytes that are moved in addition because the compiler cannot fuse a call with its neighbours in a graph."""
+
+    forward: int
+    backward: int
+
+
+NOTHING_LOST = Lost(0, 0)
+
+
 class Call(NamedTuple):
     """A call of an op: its inputs as views, its parameters, and a function from the op's outputs to the result."""
 
@@ -141,9 +151,9 @@ def back(out: Tensor, dim: int) -> Tensor:
     return out if dim in (-1, out.dim() - 1) else out.movedim(-1, dim)
 
 
-def copying_us(nbytes: int) -> float:
+def copying_us(nbytes: int, bytes_per_us: float = BYTES_PER_US) -> float:
     """Return the time to copy, or to add to, this number of bytes."""
-    return CALL_US + 2 * nbytes / BYTES_PER_US if nbytes else 0.0
+    return CALL_US + 2 * nbytes / bytes_per_us if nbytes else 0.0
 
 
 def copied_bytes(x: Tensor) -> int:

@@ -16,7 +16,7 @@ from torch.utils.dlpack import from_dlpack
 from evolve.export.template import choosing
 from evolve.export.template.deciding import Decision
 from evolve.export.template.dispatch import Explanation, Primitive
-from evolve.export.template.forms import Call, Form, Parts, Scalars, cast, whole, with_fixed_numbers
+from evolve.export.template.forms import NOTHING_LOST, Call, Form, Lost, Parts, Scalars, cast, whole, with_fixed_numbers
 from evolve.export.template.learning import runnable
 from evolve.export.template.plans import (
     MOST_PLANS,
@@ -230,7 +230,11 @@ class Function:
         return Function(form, self._known, self._registry)
 
     def traced(
-        self, arguments: tuple[Any, ...], named: Mapping[str, Any], told: Callable[[str], None] | None = None
+        self,
+        arguments: tuple[Any, ...],
+        named: Mapping[str, Any],
+        told: Callable[[str], None] | None = None,
+        lost: Lost = NOTHING_LOST,
     ) -> Any:
         """Return the result in a graph that is being traced: from opaque ops where a kernel wins, or else from PyTorch.
 
@@ -240,10 +244,10 @@ class Function:
         calls: list[Call] | str = self._lowered(arguments, named) if registry else NOT_EXPORTED
         if registry and not isinstance(calls, str):
             for call in map(with_fixed_numbers, calls):
-                if self._defined(call.op) and registry.ask(call.op, call.views, call.parameters, call.after_bytes):
+                if self._defined(call.op) and registry.ask(call, lost):
                     if told:
                         told("")
-                    return call.finish(registry.run(call.op, call.views, call.parameters))
+                    return call.finish(registry.run(call, lost))
         if told:
             told(registry.reason(calls) if registry and not isinstance(calls, str) else str(calls))
         return self.form.pytorch(*arguments, **named)
@@ -254,13 +258,12 @@ class Function:
             return Explanation(self.form.name, "", "an argument overrides PyTorch's functions")
         calls = self._lowered(arguments, named)
         if isinstance(calls, str):
-            if parts := self._parts(arguments, named):
-                return self.explain(next(parts), {})
-            return Explanation(self.form.name, "", calls)
+            parts = self._parts(arguments, named)
+            return self.explain(next(parts), {}) if parts else Explanation(self.form.name, "", calls)
         reasons = []
         for call in calls:
             if call.op not in self.primitives:
-                reasons.append(f"{NOT_EXPORTED} ({call.op})" if call.op != self.form.name else NOT_EXPORTED)
+                reasons.append(NOT_EXPORTED + (f" ({call.op})" if call.op != self.form.name else ""))
                 continue
             found = self.primitives[call.op].explain(call.views, call.parameters, call.after_bytes)
             if found.kernel:
@@ -281,8 +284,6 @@ class Function:
             found = self.form.lower(*arguments, **named)
         except REFUSALS as error:  # PyTorch raises its own error to the caller
             return f"the arguments are refused: {type(error).__name__}: {error}"
-        if isinstance(found, str):
-            return found
         return [found] if isinstance(found, Call) else found
 
     def _as_cast(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Given | str:

@@ -52,8 +52,8 @@ def _written(match: Match) -> fx.Graph:
     return graph
 
 
-def replace(graph: fx.Graph, match: Match, target: Callable[..., Any], replaced: dict[Node, Node]) -> None:
-    """Replace the matching calls by one, and record which nodes have its results."""
+def replace(graph: fx.Graph, match: Match, target: Callable[..., Any], replaced: dict[Node, Node]) -> Node:
+    """Replace the matching calls by one, which is returned, and record which nodes have its results."""
     several = len(match.results) > 1
     with graph.inserting_before(next(node for node in match.inside if node in match.results)):
         made = graph.call_function(target, tuple(replaced.get(one, one) for one in match.given))
@@ -65,6 +65,7 @@ def replace(graph: fx.Graph, match: Match, target: Callable[..., Any], replaced:
         replaced[node] = out
     for node in reversed(match.inside):
         graph.erase_node(node)
+    return made
 
 
 def form_of(match: Match, written: fx.Graph) -> Form:

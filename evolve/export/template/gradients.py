@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from evolve.export.template.rectified import RECTIFIED, before_relu
 from reference_ops.op import GRADIENT, Number, Op
 
 if TYPE_CHECKING:
@@ -96,6 +97,11 @@ class Gradients:
     op: Op
     steps: tuple[Step, ...]
 
+    @property
+    def is_rectified(self) -> bool:
+        """Whether the steps take the gradient before the ReLU with which the op ends."""
+        return self.op.name in RECTIFIED
+
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The op's inputs and outputs."""
@@ -110,6 +116,8 @@ class Gradients:
         change.
         """
         read = {name for step in self.steps for name in step.reads}
+        if self.is_rectified and self.steps:
+            read.add(self.op.outputs[0].name)
         most = max(len(spec.dims) for spec in self.op.inputs)
         missing = [spec for spec in self.op.inputs if spec.name not in read]
         learned = frozenset().union(*(step.gives for step in self.steps))
@@ -135,7 +143,7 @@ class Gradients:
         needed: frozenset[str],
     ) -> dict[str, torch.Tensor]:
         """Return the gradients of the needed inputs, computed from the forward's data and its outputs' gradients."""
-        return self._by_steps(known, grads, parameters, needed, lambda step: step.run)
+        return self.by_steps(known, grads, parameters, needed, lambda step: step.run)
 
     def twice(
         self,
@@ -153,7 +161,7 @@ class Gradients:
         inputs = [spec.name for spec in self.op.inputs]
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the other backends cannot be differentiated twice
             if not known.kept.keys() >= set(inputs):
-                return self._by_steps(known, grads, parameters, needed, lambda step: _as_called(step.op))
+                return self.by_steps(known, grads, parameters, needed, lambda step: _as_called(step.op))
             # All contiguous: PyTorch's batch norm on the CPU is wrong if a gradient has another memory layout than the
             # output.
             outputs = _as_called(self.op)(tuple(known.kept[name].contiguous() for name in inputs), parameters)
@@ -168,7 +176,7 @@ class Gradients:
             )
         return {name: one for name, one in zip(wanted, found, strict=True) if one is not None}
 
-    def _by_steps(
+    def by_steps(
         self,
         known: Known,
         grads: Mapping[str, torch.Tensor | None],
@@ -177,6 +185,8 @@ class Gradients:
         run: Callable[[Step], Callable[[Tensors, Mapping[str, Number]], Tensors]],
     ) -> dict[str, torch.Tensor]:
         sizes = known.sizes(self.op)
+        if self.is_rectified and "out" in grads and grads["out"] is not None:
+            grads = {**grads, "out": before_relu(grads["out"], known.kept["out"])}
         found: dict[str, torch.Tensor] = {}
         for step in self.steps:
             if step.gives & needed:

@@ -19,6 +19,7 @@ from archive.records import DeviceInfo, Outcome
 from evolve.export.template.calls import ALIGNMENT, MissingError, NoKernelError
 from evolve.export.template.free import Slot, slots
 from evolve.export.template.manifest import ShippedCubin
+from evolve.export.template.opaque_costs import HOST_US
 from evolve.export.template.plans import Launchable
 from evolve.export.template.unrolled import (
     Run,
@@ -65,6 +66,10 @@ class Machine(Protocol):
     @property
     def device_us(self) -> Callable[[Callable[[], object], torch.device], float]:
         """Return the time between the start and the end of a call on a device. It may include waiting for the host."""
+
+    @property
+    def opaque_us(self) -> float:
+        """The host's time for an opaque op of a graph, less that for a kernel of the compiler."""
 
     def described(self, device: torch.device) -> str:
         """Return the facts on which times depend: the device, the driver, PyTorch's version and the package's."""
@@ -248,6 +253,10 @@ class Gpus:
     @property
     def device_us(self) -> Callable[[Callable[[], object], torch.device], float]:
         return device_us
+
+    @property
+    def opaque_us(self) -> float:
+        return HOST_US
 
     def described(self, device: torch.device) -> str:
         from evolve.export.template.driver import version

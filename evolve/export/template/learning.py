@@ -84,7 +84,11 @@ class Learning:
         steps = [step for step in self.gradients.steps if step.gives & asked.keys()]
         names = (*self.gradients.kept, *[GRADIENT + spec.name for spec in op.outputs])
         every = {name: x for name, x in zip(names, (*saved, *grads), strict=True) if x is not None}
-        if torch.is_grad_enabled() or not all(name in every for step in steps for name in step.reads):
+        if (
+            self.gradients.is_rectified
+            or torch.is_grad_enabled()
+            or not all(name in every for step in steps for name in step.reads)
+        ):
             return self._by_names(needs, saved, grads)
         found: list[Gradient] = [None] * len(needs)
         made = [self._stepped(step, every, asked) for step in steps]

@@ -82,6 +82,7 @@ class Tested:
     held_out: tuple[str, ...]  # random shapes of the confirmation
     sanitized: tuple[Sanitized, ...]  # results of compute-sanitizer; empty if it is not installed
     envelope: Envelope | None = None  # the largest sizes that were checked; None if an older version did not record it
+    copy_gb_s: float = 0.0  # bandwidth of copies on it, both directions together; 0 if it is unknown
 
 
 @dataclass(frozen=True)

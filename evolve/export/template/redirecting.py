@@ -1,6 +1,7 @@
 """Redirection of a program's own calls of PyTorch to the package: in a block of eager code, and in compiled graphs."""
 
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,12 +12,15 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
+from evolve.export.template.forms import Lost
 from evolve.export.template.functions import Function
 from evolve.export.template.fusing import form_of, found_in, replace
 from evolve.export.template.matching import Pattern
+from evolve.export.template.neighbours import Edge, edges
 from evolve.export.template.patterns import OF_SEVERAL_CALLS, PATTERNS
 from evolve.export.template.unrolled import ELSEWHERE
 
+LOG = logging.getLogger(__name__)
 Torch = Callable[..., Any]
 NO_GRAPH = (
     "no graph was compiled yet; if the model ran, PyTorch did not trace it: a model whose forward calls nn.LSTM, "
@@ -118,8 +122,13 @@ class GraphPass:
 
     def __call__(self, graph: fx.Graph) -> None:
         self._graphs += 1
-        self._redirect(graph, PATTERNS, self.replaced)
+        within: dict[fx.Graph, fx.Node] = {}
+        self._redirect(graph, PATTERNS, self.replaced, within)
         graph.lint()
+        for one in (graph, *within):
+            for node in one.nodes:
+                if isinstance(node.target, _Traced):
+                    node.target.edges = edges(node, within)
 
     @property
     def report(self) -> Redirected:
@@ -136,12 +145,15 @@ class GraphPass:
     def __str__(self) -> str:
         return str(self.report) if self._graphs else NO_GRAPH
 
-    def _redirect(self, graph: fx.Graph, patterns: Sequence[Pattern], count: Counter[str]) -> None:
+    def _redirect(
+        self, graph: fx.Graph, patterns: Sequence[Pattern], count: Counter[str], within: dict[fx.Graph, fx.Node]
+    ) -> None:
+        """Redirect the calls of a graph. `within` gets the call that replaces those of each written-out graph."""
         replaced: dict[fx.Node, fx.Node] = {}
         for match, written, place in found_in(graph, self._of_package, patterns):
-            self._redirect(written, patterns[place + 1 :], Counter())
+            self._redirect(written, patterns[place + 1 :], Counter(), within)
             function = self._of_package[match.op].of(form_of(match, written))
-            replace(graph, match, self._target(function), replaced)
+            within[written] = replace(graph, match, self._target(function), replaced)
             count[function.form.name] += 1
         for node in graph.nodes:
             target = self._methods.get(node.target) if node.op == "call_method" else node.target
@@ -164,14 +176,22 @@ class _Traced:
         self.name = function.form.name
         # the reason why PyTorch runs; empty if a kernel runs, None before a graph was traced
         self.reason: str | None = None
+        self.edges: Sequence[Edge] = ()
         self.__name__ = self.__qualname__ = f"redirected_{self.name}"
         self.__module__ = __name__
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self._function.traced(arguments, named, self._told)
+        return self._function.traced(arguments, named, self._told, self._lost())
+
+    def _lost(self) -> Lost:
+        """Return the bytes that an opaque op moves in addition. Nothing is fused with a neighbour that is opaque."""
+        opaque = (isinstance(one.maker, _Traced) and one.maker.reason == "" for one in self.edges)
+        every = [one.lost for one, is_opaque in zip(self.edges, opaque, strict=True) if not is_opaque]
+        return Lost(sum(one.forward for one in every), sum(one.backward for one in every))
 
     def _told(self, reason: str) -> None:
         self.reason = reason
+        LOG.debug("%s in a graph: %s", self.name, f"PyTorch, because {reason}" if reason else "a kernel")
 
 
 def _is_method(function: Torch) -> bool:

@@ -14,16 +14,16 @@ from torch import Tensor
 from torch.library import Library, register_autograd
 from torch.utils._python_dispatch import _disable_current_modes
 
-from evolve.export.template.calls import contiguous_outputs
-from evolve.export.template.deciding import COMPILED, FOR_BACKWARD
 from evolve.export.template.folding import MOST_RANK
-from evolve.export.template.forms import Call
+from evolve.export.template.forms import NOTHING_LOST, Call, Lost
 from evolve.export.template.gradients import Gradients, Step, keep, left
 from reference_ops.op import Number, Op
 from reference_ops.precision import TORCH_DTYPES
 
 Tensors = tuple[Tensor, ...]
 ASKS = "wins"  # the op whose result's size shows a graph whether a kernel wins
+# the last argument of each opaque op: bytes that are moved because its backward is fused with nothing
+LOST = "int lost_bytes=0"
 
 
 class Primitive(Protocol):
@@ -35,10 +35,8 @@ class Primitive(Protocol):
     @property
     def has_kernels(self) -> bool: ...
 
-    def run(self, views: Tensors, parameters: Mapping[str, Number], where: str) -> Tensors | None:
-        """Run a kernel, or return None where none wins."""
-
-    def pytorch(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors: ...
+    def in_graph(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
+        """Run as an opaque op, by a kernel or by PyTorch, whose outputs are contiguous."""
 
     def loses(
         self,
@@ -46,6 +44,7 @@ class Primitive(Protocol):
         device: torch.device,
         parameters: Mapping[str, Number],
         after_bytes: int,
+        lost: Lost,
         learning: Collection[str],
     ) -> str:
         """Return the reason why no kernel wins for tensors like these, or an empty string."""
@@ -71,19 +70,17 @@ class Registry:
                 self._define(name)
         return True
 
-    def ask(
-        self, call_op: str, views: Sequence[Tensor], parameters: Mapping[str, Number], after_bytes: int = 0
-    ) -> bool:
-        """Return whether a kernel wins although this many bytes are copied after it.
+    def ask(self, call: Call, lost: Lost) -> bool:
+        """Return whether a kernel wins although bytes are copied after it and it is fused with nothing.
 
         In a graph, this adds no guard on sizes.
         """
-        integers = [value for value in parameters.values() if not isinstance(value, float)]
-        floats = [value for value in parameters.values() if isinstance(value, float)]
+        integers = [value for value in call.parameters.values() if not isinstance(value, float)]
+        floats = [value for value in call.parameters.values() if isinstance(value, float)]
         # Determined here, because an op does not know which of its tensors require gradients.
-        learns = [x.requires_grad and torch.is_grad_enabled() for x in views]
+        learns = [x.requires_grad and torch.is_grad_enabled() for x in call.views]
         asks = getattr(getattr(torch.ops, self.namespace), ASKS)
-        flag = asks(list(views), call_op, integers, floats, after_bytes, learns)
+        flag = asks(list(call.views), call.op, integers, floats, call.after_bytes, list(lost), learns)
         return bool(flag.shape[0])
 
     def reason(self, calls: Sequence[Call]) -> str:
@@ -91,8 +88,9 @@ class Registry:
         known = (self._reasons.get(call.op) or "the package has no kernel for it" for call in calls)
         return "; ".join(dict.fromkeys(known))
 
-    def run(self, name: str, views: Sequence[Tensor], parameters: Mapping[str, Number]) -> Tensors:
+    def run(self, call: Call, lost: Lost) -> Tensors:
         """Call the opaque op on tensors whose leading dims are folded first."""
+        name, views = call.op, call.views
         op = self._primitives[name].op
         dim = (*op.outputs[0].dims[:1], *op.inputs[0].dims[:1])[0]
         inputs: list[Tensor] = []
@@ -104,23 +102,24 @@ class Registry:
                 inputs.append(x.flatten(0, extra) if extra > 0 else x.unsqueeze(0))
             else:
                 inputs.append(x)
-        outputs = self.opaque(name, tuple(inputs), parameters)
+        outputs = self.opaque(name, tuple(inputs), call.parameters, lost.backward)
         if leading is None:
             return outputs
         folded = [spec.dims[:1] == (dim,) for spec in op.outputs]
         pairs = zip(outputs, folded, strict=True)
         return tuple([out.reshape((*leading, *out.shape[1:])) if fold else out for out, fold in pairs])
 
-    def opaque(self, name: str, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
+    def opaque(self, name: str, inputs: Tensors, parameters: Mapping[str, Number], lost_bytes: int = 0) -> Tensors:
         """Call the opaque op on tensors of the op's own ranks."""
-        op = self._primitives[name].op
-        outputs = getattr(getattr(torch.ops, self.namespace), name)(*inputs, *[parameters[p] for p in op.parameters])
+        values = [parameters[one] for one in self._primitives[name].op.parameters]
+        outputs = getattr(getattr(torch.ops, self.namespace), name)(*inputs, *values, lost_bytes)
         return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
 
     def _define(self, name: str) -> None:
         if self._library is None:
             self._library = Library(self.namespace, "FRAGMENT")
-            given = "Tensor[] views, str op, SymInt[] integers, float[] floats, SymInt after_bytes, bool[] learns"
+            given = "Tensor[] views, str op, SymInt[] integers, float[] floats, SymInt after_bytes"
+            given += ", int[] lost, bool[] learns"
             self._library.define(f"{ASKS}({given}) -> Tensor")
             self._library.impl(ASKS, self._flag, "CompositeExplicitAutograd")
             torch.library.register_fake(f"{self.namespace}::{ASKS}", self._flag, lib=self._library)
@@ -135,10 +134,7 @@ class Registry:
         if primitive.gradients.steps:
             for step in primitive.gradients.steps:
                 self.define(step.op.name)
-            gradients = Gradients(
-                op, tuple(Step(step.op, self._traced(step), step.pytorch) for step in primitive.gradients.steps)
-            )
-            setup, backward = _autograd_of(gradients)
+            setup, backward = _autograd_of(primitive.gradients, self._traced)
             register_autograd(qualified, backward, setup_context=setup, lib=library)
 
     def _flag(
@@ -148,6 +144,7 @@ class Registry:
         integers: Sequence[Any],
         floats: Sequence[float],
         after_bytes: Any,
+        lost: Sequence[int],
         learns: Sequence[bool],
     ) -> Tensor:
         """Return one element if a kernel wins, none otherwise."""
@@ -157,7 +154,7 @@ class Registry:
         if missing := primitive.gradients.missing(learning):
             self._reasons[op] = f"the package has no gradient of {op} with respect to {', '.join(sorted(missing))}"
         else:
-            self._reasons[op] = self._loses(op, tuple(views), parameters, after_bytes, learning)
+            self._reasons[op] = self._loses(op, tuple(views), parameters, after_bytes, Lost(*lost), learning)
         wins = not self._reasons[op]
         return views[0].new_empty(int(wins), dtype=torch.bool)
 
@@ -167,12 +164,13 @@ class Registry:
         views: Tensors,
         parameters: Mapping[str, Any],
         after_bytes: Any = 0,
+        lost: Lost = NOTHING_LOST,
         learning: Collection[str] = (),
     ) -> str:
         """Return the reason why no kernel wins for tensors without memory or with symbolic sizes; empty if one does."""
         layouts = [(_hints(x.shape), _hints(x.stride())) for x in views]
-        copied = _hint(after_bytes)
-        hints = {name: value if isinstance(value, float) else _hint(value) for name, value in parameters.items()}
+        copied = hint(after_bytes)
+        hints = {name: value if isinstance(value, float) else hint(value) for name, value in parameters.items()}
         values = {name: value for name, value in hints.items() if value is not None}
         if None in [part for layout in layouts for part in layout] or copied is None or len(values) < len(hints):
             return "a size depends on the values of tensors"
@@ -182,14 +180,14 @@ class Registry:
                 for (shape, stride), x in zip(layouts, views, strict=True)
             )
         with _disable_current_modes(), torch.no_grad():
-            return self._primitives[name].loses(metas, views[0].device, values, copied, learning)
+            return self._primitives[name].loses(metas, views[0].device, values, copied, lost, learning)
 
-    def _traced(self, step: Step) -> Callable[[Tensors, Mapping[str, Number]], Tensors]:
+    def _traced(self, step: Step, lost_bytes: int) -> Callable[[Tensors, Mapping[str, Number]], Tensors]:
         """Return the step of a backward in a graph: the opaque op where it wins, or else PyTorch."""
         name = step.op.name
 
         def run(inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
-            if name in self._defined and not self._loses(name, inputs, parameters):
+            if name in self._defined and not self._loses(name, inputs, parameters, lost=Lost(lost_bytes, 0)):
                 return self.opaque(name, inputs, parameters)
             return step.pytorch(inputs, parameters)
 
@@ -197,9 +195,10 @@ class Registry:
 
 
 def schema(op: Op) -> str:
-    """Return the schema of an op, such as `(Tensor x, Tensor weight, float eps) -> Tensor`."""
+    """Return the schema of an op, such as `(Tensor x, Tensor weight, float eps, int lost_bytes=0) -> Tensor`."""
     kinds = {name: "float" if isinstance(value, float) else "SymInt" for name, value in op.parameters.items()}
     arguments = [*(f"Tensor {spec.name}" for spec in op.inputs), *(f"{kind} {name}" for name, kind in kinds.items())]
+    arguments.append(LOST)
     outputs = ", ".join(["Tensor"] * len(op.outputs))
     return f"({', '.join(arguments)}) -> {outputs if len(op.outputs) == 1 else f'({outputs})'}"
 
@@ -209,7 +208,7 @@ def _named(op: Op, integers: Sequence[Any], floats: Sequence[float]) -> dict[str
     return {name: next(rest[float if isinstance(value, float) else int]) for name, value in op.parameters.items()}
 
 
-def _hint(size: Any) -> int | None:
+def hint(size: Any) -> int | None:
     """Return a size, or the size for which a graph with symbolic sizes is traced."""
     if isinstance(size, int):
         return size
@@ -218,32 +217,28 @@ def _hint(size: Any) -> int | None:
 
 
 def _hints(shape: Sequence[Any]) -> tuple[int, ...] | None:
-    found = [_hint(size) for size in shape]
+    found = [hint(size) for size in shape]
     return None if None in found else tuple(size for size in found if size is not None)
 
 
 def _run_of(primitive: Primitive) -> Callable[..., Any]:
     count = len(primitive.op.inputs)
     names = tuple(primitive.op.parameters)
+    several = len(primitive.op.outputs) > 1
 
     def run(*arguments: Any) -> Any:
-        inputs, parameters = arguments[:count], dict(zip(names, arguments[count:], strict=True))
-        with torch.no_grad():
-            outputs = primitive.run(inputs, parameters, COMPILED)
-            if outputs is None and primitive.gradients.steps:
-                outputs = primitive.run(inputs, parameters, FOR_BACKWARD)
-            if outputs is None:
-                with _autograd_inside():
-                    outputs = contiguous_outputs(primitive.pytorch(inputs, parameters), inputs)
-        return outputs[0] if len(outputs) == 1 else outputs
+        inputs, values = arguments[:count], arguments[count : count + len(names)]
+        learns = torch.is_grad_enabled()
+        if learns:
+            torch._C._set_grad_enabled(False)  # noqa: SLF001 - the public context takes a microsecond
+        try:
+            outputs = primitive.in_graph(inputs, dict(zip(names, values, strict=True)))
+        finally:
+            if learns:
+                torch._C._set_grad_enabled(True)  # noqa: SLF001
+        return outputs if several else outputs[0]
 
     return run
-
-
-def _autograd_inside() -> Any:
-    """Return a context in which PyTorch may differentiate within an op, as for a recurrent layer's backward."""
-    key = torch._C.DispatchKey.AutogradFunctionality  # noqa: SLF001 - there is no public way
-    return torch._C._SetExcludeDispatchKeyGuard(key, False)  # noqa: SLF001
 
 
 class _Sizes(dict[str, Any]):
@@ -263,7 +258,7 @@ def _fake_of(op: Op) -> Callable[..., Any]:
 
     def fake(*arguments: Any) -> Any:
         inputs, given = arguments[: len(op.inputs)], arguments[len(op.inputs) :]
-        parameters = dict(zip(op.parameters, given, strict=True))
+        parameters = dict(zip(op.parameters, given, strict=False))  # followed by the bytes for the backward
         sizes = _Sizes(parameters, op.derived)
         for spec, x in zip(op.inputs, inputs, strict=True):
             sizes.update(zip(spec.dims, x.shape, strict=True))
@@ -280,21 +275,27 @@ def _fake_of(op: Op) -> Callable[..., Any]:
     return fake
 
 
-def _autograd_of(gradients: Gradients) -> tuple[Callable[..., None], Callable[..., Any]]:
+def _autograd_of(
+    gradients: Gradients, traced: Callable[[Step, int], Callable[[Tensors, Mapping[str, Number]], Tensors]]
+) -> tuple[Callable[..., None], Callable[..., Any]]:
     op = gradients.op
     count = len(op.inputs)
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         outputs = (output,) if isinstance(output, Tensor) else tuple(output)
         keep(ctx, gradients, inputs[:count], outputs)
-        ctx.parameters = dict(zip(op.parameters, inputs[count:], strict=True))
+        *values, ctx.lost_bytes = inputs[count:]
+        ctx.parameters = dict(zip(op.parameters, values, strict=True))
 
     def backward(ctx: Any, *grads: Any) -> Any:
         needed = frozenset(
             spec.name for spec, need in zip(op.inputs, ctx.needs_input_grad[:count], strict=True) if need
         )
         of_outputs = dict(zip([spec.name for spec in op.outputs], grads, strict=True))
-        found = gradients.of(left(ctx, gradients), of_outputs, ctx.parameters, needed)
-        return (*(found.get(spec.name) for spec in op.inputs), *[None] * len(op.parameters))
+        lost_bytes = ctx.lost_bytes
+        found = gradients.by_steps(
+            left(ctx, gradients), of_outputs, ctx.parameters, needed, lambda step: traced(step, lost_bytes)
+        )
+        return (*(found.get(spec.name) for spec in op.inputs), *[None] * (len(op.parameters) + 1))
 
     return setup, backward
