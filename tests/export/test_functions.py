@@ -14,10 +14,11 @@ from archive import library
 from evolve.export.families import forms
 from evolve.export.template import checks
 from evolve.export.template import forms as forms_module
-from evolve.export.template.checks import LeftOutError, Setting, drawn
+from evolve.export.template.checks import drawn
 from evolve.export.template.comparing import close
 from evolve.export.template.dispatch import Primitive
 from evolve.export.template.drawn import copied, tensors
+from evolve.export.template.extent import LeftOutError, Setting
 from evolve.export.template.forms import Form
 from evolve.export.template.functions import Function, Functions, own
 from evolve.export.template.options import options

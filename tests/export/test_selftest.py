@@ -1,6 +1,7 @@
 """Self-test of a package: it finds faults, and says what it left out."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,15 @@ import torch
 from emulated_machine import Emulated, EmulatedMachine, primitives
 
 from evolve.export.families import forms
-from evolve.export.template import checks, drawn, selftest
-from evolve.export.template.checks import Setting
+from evolve.export.template import checks, drawn, extent, selftest
+from evolve.export.template.extent import Setting
 from evolve.export.template.functions import Functions
+from evolve.export.template.manifest import ShippedCubin
 from evolve.export.template.selftest import FAILED, LEFT_OUT, PASSED, Result, results
 
 CPU = Setting(torch.device("cpu"), calls=6, seed=0)
 NAMES = ["silu", "softmax"]
+NAMES_OF_ALL = ["silu", "silu_backward", "softmax"]
 NUMBERS = itertools.count()
 
 
@@ -94,20 +97,69 @@ def test_a_test_whose_time_is_up_names_the_functions_that_it_did_not_reach(
     functions: Functions, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert selftest.main(functions, ["--device", "cpu", "--seconds", "1e-9"]) == 0
-    assert "NOT REACHED: 3 functions: silu, silu_backward, softmax" in capsys.readouterr().out
+    assert "NOT REACHED: 3 of 3 functions: silu, silu_backward, softmax" in capsys.readouterr().out
 
 
-def test_all_functions_are_tested_briefly_before_one_is_in_full(
-    functions: Functions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def run_with_clock(
+    functions: Functions, monkeypatch: pytest.MonkeyPatch, seconds: float, each_s: dict[str, float]
+) -> selftest.Test:
+    """Run a test of some seconds with a clock that advances by these seconds at each random call of a function."""
+    now = [0.0]
+    monkeypatch.setattr(selftest, "monotonic", lambda: now[0])
+    monkeypatch.setattr(extent, "monotonic", lambda: now[0])
+    draw = checks.drawn
+
+    def drawn(function: Any, number: int) -> Any:
+        now[0] += each_s[function.form.name]
+        return draw(function, number)
+
+    monkeypatch.setattr(checks, "drawn", drawn)
+    test = selftest.Test(functions, replace(CPU, until=seconds), ["random calls", "gradients", "opaque op"])
+    test.lines = []  # type: ignore[attr-defined]
+    test.run(list(functions), test.lines.append)  # type: ignore[attr-defined]
+    return test
+
+
+def test_each_function_is_called_once_before_one_is_called_twice(
+    functions: Functions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # one reading in main, three for each function, then readings after the time is up
-    times = iter([0.0, *[1.0] * 9, *[100.0] * 99])
-    monkeypatch.setattr(selftest, "monotonic", lambda: next(times))
-    monkeypatch.setattr(checks, "monotonic", lambda: 0.0)
-    assert selftest.main(functions, ["--calls", "3", "--device", "cpu", "--seconds", "50", "--check", "gradients"]) == 0
-    out = capsys.readouterr().out
-    assert out.count("(briefly)") == 3
-    assert "tested only briefly: 3 functions" in out
+    test = run_with_clock(functions, monkeypatch, 17.5, dict.fromkeys(functions, 1.0))
+    labels = [line.rpartition("(")[2] for line in test.lines]  # type: ignore[attr-defined]
+    assert labels[:6] == ["once)"] * 3 + ["briefly)"] * 3
+    assert test.reached == set(functions)
+    assert not test.finished
+    lines = [*selftest._unreached(NAMES_OF_ALL, test)]
+    assert "tested only briefly: 3 functions; --seconds 0 tests all in full" in lines
+    assert "NOT REACHED, opaque op: all functions" in lines
+
+
+def test_a_slow_function_takes_no_time_from_the_others(functions: Functions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selftest, "SHARES", 1)
+    test = run_with_clock(functions, monkeypatch, 30.0, {**dict.fromkeys(functions, 0.1), "silu": 10.5})
+    # its share is 10 s, so that its gradients wait for the next round
+    assert test.reached == set(functions)
+    assert ("gradients", "silu") in {(one.check, one.subject) for one in test.found if one.detail != extent.TIME_IS_UP}
+    first = test.lines[0]  # type: ignore[attr-defined]
+    assert first.split()[0] == "silu"
+    assert "1 passed, 1 left out (once)" in first
+
+
+def test_checks_that_were_not_reached_are_named(functions: Functions, monkeypatch: pytest.MonkeyPatch) -> None:
+    test = run_with_clock(functions, monkeypatch, 30.0, {**dict.fromkeys(functions, 0.1), "softmax": 100.0})
+    assert "NOT REACHED, gradients: 1 functions or ops: softmax" in selftest._unreached(NAMES_OF_ALL, test)
+    assert "the time limit was reached" not in selftest.table(test.found)
+
+
+def test_a_kernel_is_first_tested_at_a_size_that_needs_no_compilation(functions: Functions) -> None:
+    primitive = functions._primitives["softmax"]
+    op, (shipped,) = primitive.op, primitive.entry.kernels
+    first = replace(CPU, is_first=True)
+    assert extent.sizes_of_kernel(primitive, shipped, first) == extent.sizes(op, first)[:1]
+    least = min(op.gpu, key=op.largest_tensor)
+    measured = tuple(one for one in shipped.measured if one.times.workload == least.key)
+    with_cubin = replace(shipped, cubins=(ShippedCubin("sm_90a", "", "", ""),), measured=measured)
+    assert extent.sizes_of_kernel(primitive, with_cubin, first) == [least]
+    assert extent.sizes_of_kernel(primitive, with_cubin, CPU) == extent.sizes(op, CPU)
 
 
 def test_a_failure_in_the_brief_round_remains_a_failure(functions: Functions) -> None:

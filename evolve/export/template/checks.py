@@ -4,10 +4,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from math import inf
-from time import monotonic
 from typing import Any
 
 import torch
@@ -29,41 +26,25 @@ from evolve.export.template.drawn import (
     placed,
     tensors,
 )
+from evolve.export.template.extent import (
+    NO_KERNEL,
+    LeftOutError,
+    Setting,
+    inputs_of,
+    sizes_of_kernel,
+    with_kernel,
+)
 from evolve.export.template.functions import Function, Functions
 from evolve.export.template.options import options
 from evolve.export.template.recipes import RECIPES
 from evolve.export.template.unrolled import REFUSALS
-from reference_ops.inputs import inputs_at
-from reference_ops.op import Op, Workload
+from reference_ops.op import Workload
 from reference_ops.precision import TORCH_DTYPES
 
-MOST_ELEMENTS = 1 << 24  # limit on the elements of a tensor at a measured size
 OPAQUE = "opaque op"
 STEP = 1e-2  # step of finite differences in float32
-MOST_WORKLOADS = 3  # number of workloads of each kind
 MADE_TIMES = 3  # number of times that each call with gradients is made
 LACKING = re.compile("not implemented for|view size is not compatible")  # text in errors about dtypes or strides
-NO_KERNEL = "it has no kernel"
-TIME_IS_UP = "the time limit was reached"
-
-
-class LeftOutError(Exception):
-    """Raised when a check does not apply; the message says why."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The device and the extent of a test."""
-
-    device: torch.device
-    calls: int
-    seed: int
-    sizes: int = MOST_WORKLOADS  # number of workloads of each kind
-    until: float = inf  # the time of time.monotonic() at which the test ends
-
-    def need_time(self) -> None:
-        if monotonic() > self.until:
-            raise LeftOutError(TIME_IS_UP)
 
 
 def drawn(function: Function, number: int) -> tuple[Drawn, torch.dtype]:
@@ -75,7 +56,7 @@ def drawn(function: Function, number: int) -> tuple[Drawn, torch.dtype]:
         return found, min(dtypes, key=lambda dtype: dtype.itemsize, default=torch.float32)
     (primitive,) = function.primitives.values()
     workload = rng.choice([*primitive.op.emulated, *primitive.op.awkward])
-    inputs, parameters = _at(primitive.op, workload, Setting(torch.device("cpu"), 1, rng.randrange(2**31)))
+    inputs, parameters = inputs_of(primitive.op, workload, Setting(torch.device("cpu"), 1, rng.randrange(2**31)))
     return Drawn(inputs, parameters), TORCH_DTYPES[workload.dtype]
 
 
@@ -228,9 +209,9 @@ def every_kernel(primitive: Primitive, setting: Setting) -> str:
     counts, reason = Counter[str](), ""
     for shipped in primitive.entry.kernels:
         with options(pin={primitive.op.name: shipped.id}):
-            for workload in _workloads(primitive.op, setting):
+            for workload in sizes_of_kernel(primitive, shipped, setting):
                 setting.need_time()
-                inputs, parameters = _at(primitive.op, workload, setting)
+                inputs, parameters = inputs_of(primitive.op, workload, setting)
                 found = primitive.explain(inputs, parameters)
                 _compared(primitive, inputs, parameters, workload)
                 counts["inside" if found.kernel else "outside"] += 1
@@ -261,18 +242,10 @@ def _repeated(primitive: Primitive, inputs: tuple[Tensor, ...], parameters: dict
         raise AssertionError(f"kernel {kernel} is declared deterministic, but two runs differ")
 
 
-def _workloads(op: Op, setting: Setting) -> list[Workload]:
-    """Return sizes of every kind at which an op is tested: awkward, small, and on a GPU those of models."""
-    fitting = sorted((w for w in op.gpu if op.largest_tensor(w) <= MOST_ELEMENTS), key=op.largest_tensor, reverse=True)
-    large = fitting[: setting.sizes] if setting.device.type == "cuda" else ()
-    small = () if large and setting.sizes == 1 else op.emulated[: setting.sizes]
-    return [*large, *op.awkward[: setting.sizes], *small]
-
-
 def another_stream(primitive: Primitive, setting: Setting) -> str:
     """Run a kernel on another stream, after long work on that stream."""
     _need_gpu(setting)
-    inputs, parameters = _with_kernel(primitive, setting)
+    inputs, parameters = with_kernel(primitive, setting)
     expected = _run(primitive, inputs, parameters)
     side = torch.cuda.Stream(setting.device)
     side.wait_stream(torch.cuda.current_stream(setting.device))
@@ -288,7 +261,7 @@ def another_stream(primitive: Primitive, setting: Setting) -> str:
 def capture_and_replay(primitive: Primitive, setting: Setting) -> str:
     """Capture a kernel in a CUDA graph, and replay it with changed inputs."""
     _need_gpu(setting)
-    inputs, parameters = _with_kernel(primitive, setting)
+    inputs, parameters = with_kernel(primitive, setting)
     _run(primitive, inputs, parameters)
     others = tuple(x.flip(0) if x.is_floating_point() and x.dim() else x.clone() for x in inputs)
     expected = _run(primitive, others, parameters)
@@ -308,7 +281,7 @@ def second_device(primitive: Primitive, setting: Setting) -> str:
     _need_gpu(setting)
     if (count := torch.cuda.device_count()) < 2:
         raise LeftOutError("there is no second GPU")
-    inputs, parameters = _with_kernel(primitive, setting)
+    inputs, parameters = with_kernel(primitive, setting)
     other = torch.device("cuda", (torch.cuda.current_device() + 1) % count)
     found = primitive(tuple(x.to(other) for x in inputs), parameters)
     close([out.to(setting.device) for out in found], _run(primitive, inputs, parameters), inputs[0].dtype, tf32=True)
@@ -320,7 +293,7 @@ def opaque_op(functions: Functions, primitive: Primitive, setting: Setting) -> s
     registry = functions.registry
     if registry is None or not registry.define(primitive.op.name):
         raise LeftOutError("graphs contain no op for it")
-    inputs, parameters = _at(primitive.op, (*primitive.op.emulated, *primitive.op.gpu)[0], setting)
+    inputs, parameters = inputs_of(primitive.op, (*primitive.op.emulated, *primitive.op.gpu)[0], setting)
     if any(x.dtype.itemsize == 1 and x.is_floating_point() for x in inputs):
         raise LeftOutError("opcheck cannot compare floats of 8 bits")
     op = getattr(getattr(torch.ops, registry.namespace), primitive.op.name).default
@@ -356,25 +329,6 @@ def _tf32(function: Function, setting: Setting) -> bool:
 def _need_gpu(setting: Setting) -> None:
     if setting.device.type != "cuda":
         raise LeftOutError("there is no GPU")
-
-
-def _at(op: Op, workload: Workload, setting: Setting) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-    return tuple(inputs_at(op, workload, setting.seed, str(setting.device)).values()), dict(workload.parameters)
-
-
-def _with_kernel(primitive: Primitive, setting: Setting) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-    """Return arguments for which a kernel runs: at a measured size, if that is not too large."""
-    op, reason = primitive.op, ""
-    if not primitive.entry.kernels:
-        raise LeftOutError(NO_KERNEL)
-    for workload in sorted((*op.gpu, *op.emulated), key=op.largest_tensor, reverse=True):
-        if op.largest_tensor(workload) <= MOST_ELEMENTS and (setting.device.type == "cuda" or workload in op.emulated):
-            inputs, parameters = _at(op, workload, setting)
-            explained = primitive.explain(inputs, parameters)
-            if explained.kernel:
-                return inputs, parameters
-            reason = reason or explained.reason
-    raise LeftOutError(reason or "its sizes are too large for a test")
 
 
 def _run(primitive: Primitive, inputs: tuple[Tensor, ...], parameters: dict[str, Any]) -> tuple[Tensor, ...]:

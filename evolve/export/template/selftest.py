@@ -10,14 +10,16 @@ from time import monotonic
 
 import torch
 
-from evolve.export.template.checks import OF_FUNCTIONS, OF_KERNELS, OPAQUE, TIME_IS_UP, LeftOutError, Setting, opaque_op
+from evolve.export.template.checks import OF_FUNCTIONS, OF_KERNELS, OPAQUE, opaque_op
 from evolve.export.template.dispatch import Primitive
+from evolve.export.template.extent import TIME_IS_UP, LeftOutError, Setting
 from evolve.export.template.functions import Functions
 
 PASSED, FAILED, LEFT_OUT = "passed", "failed", "left out"
 CHECKS = (*OF_FUNCTIONS, *OF_KERNELS, OPAQUE)
 SECONDS = 45  # default time limit, so that the test ends within a minute
-BRIEF_CALLS = 2  # random calls of each function in the first round
+BRIEF_CALLS = 2  # random calls of each function in the second round; in the first, it is one
+SHARES = 4  # the most that a function takes of the remaining time, as a multiple of an equal share
 
 
 @dataclass(frozen=True)
@@ -63,15 +65,20 @@ def _of_kernels(
 
 
 class Test:
-    """A test of functions within a time limit: first all of them briefly, then each of them in full."""
+    """A test of functions within a time limit, in rounds: each kind of call once, then twice, then in full.
+
+    Before the last round, no function takes much more than its share of the time: the rest of its checks wait for the
+    next round.
+    """
 
     def __init__(self, functions: Functions, setting: Setting, checks: Collection[str]) -> None:
         self._functions = functions
         self._setting = setting
-        self._checks = checks
+        self.checks = checks
         self._found: dict[tuple[str, str], Result] = {}
         self.reached: set[str] = set()
         self.finished: set[str] = set()
+        self._late: dict[str, set[str]] = {}  # checks of each function that wait for the next round, where they begin
 
     @property
     def found(self) -> list[Result]:
@@ -80,20 +87,38 @@ class Test:
 
     def run(self, names: Sequence[str], told: Callable[[str], None]) -> None:
         """Run the checks until the time limit. `told` is called with a line for each function."""
-        brief = replace(self._setting, calls=min(BRIEF_CALLS, self._setting.calls), sizes=1)
-        slow = {OPAQUE} if len(self._checks) > 1 else set()  # PyTorch's own test of an op takes longer than all others
-        rounds = [(brief, {*self._checks} - slow, self.reached), (self._setting, {*self._checks}, self.finished)]
-        for setting, checks, done in rounds if self._setting.until < inf else rounds[1:]:
-            for name in sorted(names, key=self._has_no_kernel):
+        until = self._setting.until
+        for label, setting, checks in self._rounds():
+            waiting = sorted(names, key=self._has_no_kernel)
+            for place, name in enumerate(waiting):
                 started = monotonic()
-                if started > setting.until:
+                if started > until:
                     return
-                found = list(results(self._functions, [name], setting, checks))
+                share = SHARES * (until - started) / (len(waiting) - place) if label else inf
+                given = replace(setting, until=min(until, started + share))
+                waited = self._late.get(name, set()) & checks
+                found = list(results(self._functions, [name], replace(given, calls=1, is_first=True), waited))
+                found += results(self._functions, [name], given, checks)
+                ended = monotonic()
                 for one in found:
                     self._keep(one)
-                if monotonic() <= setting.until:
-                    done.add(name)
-                told(_line(name, found, monotonic() - started, is_brief=setting is brief))
+                self._late[name] = {one.check for one in found if one.detail == TIME_IS_UP}
+                if any(one.detail != TIME_IS_UP for one in found):
+                    self.reached.add(name)
+                if not label and ended <= until:
+                    self.finished.add(name)
+                told(_line(name, found, ended - started, label))
+
+    def _rounds(self) -> list[tuple[str, Setting, set[str]]]:
+        """Return the rounds: the label of each (none for the full one), its extent and its checks."""
+        full = ("", self._setting, {*self.checks})
+        if self._setting.until == inf:
+            return [full]
+        slow = {OPAQUE} if len(self.checks) > 1 else set()  # PyTorch's own test of an op takes longer than all others
+        checks = {*self.checks} - slow
+        twice = replace(self._setting, calls=min(BRIEF_CALLS, self._setting.calls), sizes=1)
+        once = replace(twice, calls=min(1, self._setting.calls), is_first=True)
+        return [("once", once, checks), ("briefly", twice, checks), full]
 
     def _has_no_kernel(self, name: str) -> bool:
         return not any(one.entry.kernels for one in self._functions[name].primitives.values())
@@ -104,18 +129,26 @@ class Test:
             self._found[one.check, one.subject] = one
 
 
-def _line(name: str, found: Sequence[Result], seconds: float, *, is_brief: bool) -> str:
+def _line(name: str, found: Sequence[Result], seconds: float, label: str) -> str:
     outcomes = [one.outcome for one in found]
     counts = ", ".join(f"{outcomes.count(one)} {one}" for one in (PASSED, FAILED, LEFT_OUT) if one in outcomes)
-    return f"{name:<32}{seconds:6.1f} s  {counts}{' (briefly)' if is_brief else ''}"
+    return f"{name:<32}{seconds:6.1f} s  {counts}{f' ({label})' if label else ''}"
 
 
 def _unreached(names: Sequence[str], test: Test) -> Iterator[str]:
-    """Yield lines about the functions for which there was no time."""
-    missing = [name for name in names if name not in test.reached | test.finished]
+    """Yield lines about the functions and the checks for which there was no time."""
+    missing = [name for name in names if name not in test.reached]
     brief = [name for name in names if name not in {*missing, *test.finished}]
     if missing:
-        yield f"NOT REACHED: {len(missing)} functions: {', '.join(missing)}"
+        yield f"NOT REACHED: {len(missing)} of {len(names)} functions: {', '.join(missing)}"
+    late = [one for one in test.found if one.detail == TIME_IS_UP]
+    for check in dict.fromkeys(one.check for one in late):
+        subjects = [one.subject for one in late if one.check == check]
+        yield f"NOT REACHED, {check}: {len(subjects)} functions or ops: {', '.join(subjects)}"
+    for check in [
+        one for one in test.checks if missing != [*names] and one not in {found.check for found in test.found}
+    ]:
+        yield f"NOT REACHED, {check}: all functions"
     if brief:
         yield f"tested only briefly: {len(brief)} functions; --seconds 0 tests all in full"
 
@@ -129,7 +162,7 @@ def table(found: Sequence[Result]) -> str:
         lines.append(f"{check:<20}{counts[0]:>8}{counts[1]:>8}{counts[2]:>10}")
     reasons: dict[tuple[str, str], list[str]] = {}
     for one in found:
-        if one.outcome == LEFT_OUT:
+        if one.outcome == LEFT_OUT and one.detail != TIME_IS_UP:
             reasons.setdefault((one.check, one.detail), []).append(one.subject)
     for (check, reason), subjects in reasons.items():
         more = f" and {len(subjects) - 3} more" if len(subjects) > 3 else ""
