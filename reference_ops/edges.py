@@ -136,8 +136,8 @@ def small_sizes(
 def small_quotients(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
     """Return workloads in which a size is 2, 3 and 4 times another that must divide it, unless such sizes are listed.
 
-    Heads per group of heads are an example. The divisor is above one, because a single group does not show where the
-    next one begins.
+    For example, the number of groups of heads must divide the number of heads. The divisor is above one, because a
+    single group does not show where the next one begins.
     """
     near = sorted(listed_within(op, accepts, most_bytes), key=op.nbytes, reverse=True)
     names = [name for name, _ in _every_size(op.listed[0]) if name in ranges_of(op.listed)]

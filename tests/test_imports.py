@@ -107,7 +107,7 @@ def test_only_devices_compare_a_kind_of_device_with_a_name() -> None:
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.Compare):
                 sides = [ast.unparse(side) for side in (node.left, *node.comparators)]
-                named = {"'cuda'", "'emulated'"}.intersection(sides)
+                named = any(kind in side for kind in ("'cuda'", "'emulated'") for side in sides)
                 assert not named or any(side.endswith(".type") for side in sides), f"{path}: {ast.unparse(node)}"
 
 

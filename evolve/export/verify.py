@@ -117,7 +117,7 @@ def from_package(folder: Path, device: DeviceInfo) -> list[Task]:
         known: dict[str, Known] = {}
         for shipped in entry.kernels:
             for one in shipped.measured:
-                here = (one.device, "cuda") == (device.name, device.kind)
+                here = one.device == device.name and policy_of(device.kind).times_are_gpu_times
                 found = Known(shipped.id, one.device, one.times, one.wins, here)
                 held = known.get(one.times.workload)
                 if held is None or _rank(found) < _rank(held):
