@@ -94,15 +94,28 @@ def language_models(
     `watch` is called with a key and the reason when a question to a model waits for its server, and with an empty
     reason afterwards.
     """
-    if requested not in ("", "offline", "llm"):
-        raise UserError(f"there is no proposer `{requested}`", "choose offline or llm")
-    reachable = bool(os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL"))
-    if requested == "offline" or not (reachable or requested or models):
+    if not _asks_models(requested, models):
         return None
     from evolve.proposers.llm.endpoint import unwatched
     from evolve.proposers.llm.proposer import from_environment
 
     return from_environment(models, watch=watch or unwatched)
+
+
+def check_models(requested: str = "", models: tuple[str, ...] = ()) -> None:
+    """Raise a UserError if `language_models` would, except for faults of a server, which is not contacted."""
+    if _asks_models(requested, models):
+        from evolve.proposers.llm.models import usable_models
+
+        usable_models(models)
+
+
+def _asks_models(requested: str, models: tuple[str, ...]) -> bool:
+    """Return whether a run asks language models, or raise a UserError if there is no such proposer."""
+    if requested not in ("", "offline", "llm"):
+        raise UserError(f"there is no proposer `{requested}`", "choose offline or llm")
+    reachable = bool(os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL"))
+    return requested != "offline" and bool(reachable or requested or models)
 
 
 def with_tuner(models: "Proposer | None", *, tune: bool = True) -> "Proposer":

@@ -137,15 +137,17 @@ def run_setup(
         session.check_strategy(run_options.strategy)
         for locator in setup.locators:
             catalog.check(locator)
-        models = None
         if not run_options.replay:
-            models = wiring.language_models(run_options.proposer, run_options.models, phases.wait)
-            _check_proposer(models.name if models else options.OFFLINE, setup)
+            wiring.check_models(run_options.proposer, run_options.models)
         with ExitStack() as stack:
-            archive_created = _creating(archive)
             engine = stack.enter_context(
                 session.starting_engine(run_options.device, phases, output, run_options.machines)
             )
+            models = None
+            if not run_options.replay:  # this imports the client of the models' servers while the workers start
+                models = wiring.language_models(run_options.proposer, run_options.models, phases.wait)
+                _check_proposer(models.name if models else options.OFFLINE, setup)
+            archive_created = _creating(archive)
             what = setup.locators[0] if len(set(setup.locators)) == 1 else f"{len(setup.locators)} ops"
             with output.status(f"loading {what}"):
                 from evolve.cli import display

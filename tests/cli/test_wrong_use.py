@@ -97,6 +97,12 @@ def test_an_export_without_gpu_times_names_the_op(capsys: Capture, tmp_path: Pat
     assert not (tmp_path / "primitives").exists()
 
 
+@pytest.mark.parametrize("given", ["--proposer llm", "--proposer offline --fresh", "--model gpt-5 --usd 1"])
+def test_a_run_whose_proposer_cannot_be_used_creates_no_archive(given: str, capsys: Capture, tmp_path: Path) -> None:
+    assert evolve(capsys, "run", "softmax", *given.split(), "--archive", tmp_path / "a.db")[0] == 2
+    assert not (tmp_path / "a.db").exists()
+
+
 def test_the_second_line_of_an_error_is_a_hint(capsys: Capture) -> None:
     lines = evolve(capsys, "top", "--archive", "nowhere.db")[2].splitlines()
     assert lines[0].startswith("error: ")
@@ -147,7 +153,7 @@ LOOKING_UP = [
     ["evaluate", "--explain", BEST.id],
     ["compare", "run", "other"],
     ["run", "softmax", "--minutes", "-3"],
-    ["run", "softmax", "--proposer", "llm"],  # no model is given, which is an error before anything starts
+    ["run", "softmax", "--proposer", "llm"],  # no model is given, which is an error before the op is loaded
 ]
 PROGRAM = """
 import json, sys

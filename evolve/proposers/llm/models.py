@@ -129,6 +129,20 @@ def read_models(words: Sequence[str], environment: Mapping[str, str] = os.enviro
     return _distinct(models or [default])
 
 
+def usable_models(words: Sequence[str], environment: Mapping[str, str] = os.environ) -> tuple[Model, ...]:
+    """Return these models, or raise a UserError if a key is missing or malformed. No server is contacted."""
+    models = read_models(words, environment)
+    key = environment.get(KEY_ENV, "").strip()
+    if not key and any(model.key_env == KEY_ENV and model.base_url == OPENAI_URL for model in models):
+        raise UserError(
+            "no language model is configured",
+            "Set OPENAI_API_KEY, or OPENAI_BASE_URL for any other OpenAI-compatible server "
+            "(such as http://localhost:8000/v1).",
+        )
+    check_keys(models, environment)
+    return models
+
+
 def check_keys(models: Sequence[Model], environment: Mapping[str, str] = os.environ) -> None:
     """Raise a UserError if a key is missing or malformed."""
     for model in models:

@@ -28,7 +28,7 @@ from evolve.proposers.llm.chat import (
     pause_until,
 )
 from evolve.proposers.llm.endpoint import TOO_MANY_TOKENS, Endpoints, Watch, first_model, unwatched
-from evolve.proposers.llm.models import OPENAI_URL, Model, price_hint
+from evolve.proposers.llm.models import Model, price_hint
 from evolve.proposers.llm.questions import Prompt, drafts, opening, reference_source
 from evolve.proposers.llm.reply import proposal_from
 from evolve.request import Left, Request
@@ -195,17 +195,9 @@ def from_environment(
 
     `watch` is called with the reason why a call waits.
     """
-    models = model_words.read_models(words, environment)
+    models = model_words.usable_models(words, environment)
     key = environment.get(model_words.KEY_ENV, "").strip()
-    server = environment.get(model_words.URL_ENV, "").strip()
-    if not key and any(model.key_env == model_words.KEY_ENV and model.base_url == OPENAI_URL for model in models):
-        raise UserError(
-            "no language model is configured",
-            "Set OPENAI_API_KEY, or OPENAI_BASE_URL for any other OpenAI-compatible server "
-            "(such as http://localhost:8000/v1).",
-        )
-    model_words.check_keys(models, environment)
-    if not words and server:
+    if not words and environment.get(model_words.URL_ENV, "").strip():
         (default,) = models
         models = (replace(default, name=first_model(default.base_url, key, default.timeout_seconds)),)
     return LlmProposer(models, Endpoints(environment, watch=watch))
