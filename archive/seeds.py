@@ -5,6 +5,7 @@ and verdicts of a later version of the package are added to the existing ones. A
 archive has its own verdict on the same kernel and device, because the latest verdict counts.
 """
 
+import hashlib
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -15,11 +16,12 @@ from pathlib import Path
 from archive import ArchiveError, library, measured
 from archive.kernel import Kernel, Proposal
 from archive.measured import MeasuredError, MeasuredKernel
-from archive.records import SHIPPED, Evaluation
-from archive.sqlite import SqliteStore, open_archive
+from archive.records import SHIPPED, Evaluation, content_id
+from archive.sqlite import IN_MEMORY, SqliteStore, copied_into_memory, copy_to, open_archive
 from archive.summaries import EvaluationSummary
 
 OPERATOR = "seed"
+OLD_SECONDS = 7 * 24 * 3600.0  # age at which a copy of another version is removed
 
 
 def proposal(kernel: Kernel, created: float) -> Proposal:
@@ -52,6 +54,28 @@ def opened(path: Path, *, read_only: bool = False) -> SqliteStore:
     elif not store.has_seeds(library.digest()):
         with suppress(ArchiveError, sqlite3.OperationalError), closing(open_archive(path)) as writable:
             add(writable)
+    return store
+
+
+def shipped_alone(cache: Path) -> SqliteStore:
+    """Return an archive in memory with only the shipped kernels and verdicts.
+
+    A copy is kept in the folder `cache`, because filling an archive takes most of a second. The name of the copy is a
+    hash of all that it depends on.
+    """
+    digest = library.digest()
+    code = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    copy = cache / f"{content_id([digest, hashlib.sha256(code).hexdigest()])}.db"
+    with suppress(sqlite3.Error, OSError, ArchiveError):
+        if copy.exists() and (found := copied_into_memory(copy)).has_seeds(digest):
+            return found
+    store = open_archive(IN_MEMORY)
+    add(store)
+    with suppress(sqlite3.Error, OSError):  # without a copy, the next process fills its archive again
+        copy_to(store, copy)
+        for old in cache.glob("*.db"):
+            if old.stat().st_mtime < time.time() - OLD_SECONDS:
+                old.unlink()
     return store
 
 

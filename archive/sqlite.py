@@ -23,6 +23,7 @@ from archive.soundness import UnsoundError, check_foreign
 from archive.store import Filters, R, Record, Store
 from archive.summaries import EvaluationSummary, KernelSummary, ProposalSummary
 
+IN_MEMORY = Path(":memory:")
 BUSY_SECONDS = 30
 BRIEFLY_SECONDS = 0.1  # time for which writing derived data, which can be computed again, waits for other writers
 LOST, SAVED = "the archive {path} was deleted or replaced while it was in use", "all its records are saved in "
@@ -182,6 +183,26 @@ def open_archive(path: Path, *, read_only: bool = False) -> SqliteStore:
     except (sqlite3.Error, OSError) as error:
         raise ArchiveError(f"cannot open the archive {path}: {error}") from error
     return SqliteStore(connection, path, _file(path))
+
+
+def copied_into_memory(path: Path) -> SqliteStore:
+    """Return an archive in memory with the contents of a file that `copy_to` has written."""
+    store = open_archive(IN_MEMORY)
+    with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as source:
+        source.backup(store.connection)
+    return store
+
+
+def copy_to(store: SqliteStore, path: Path) -> None:
+    """Write an archive to a file, which appears at once and complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}")
+    try:
+        with closing(sqlite3.connect(part)) as copy:
+            store.connection.backup(copy)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _file(path: Path) -> File | None:

@@ -16,6 +16,7 @@ from archive.store import Store
 from evolve.devices import choose
 from evolve.devices.choose import policy_of
 from evolve.errors import UserError
+from reference_ops.listing import user_cache_dir
 
 if TYPE_CHECKING:
     from archive.sqlite import SqliteStore
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from evolve.request import Proposer
 
 CORES_PER_PREPARER = 4  # the other cores compile and time kernels at the same time
-DEFAULT_ARCHIVE, IN_MEMORY = Path(".evolve/archive.db"), Path(":memory:")
+DEFAULT_ARCHIVE = Path(".evolve/archive.db")
 RESCUED = re.compile(r"; all its records are saved in (.+)$")
 # The beginning of an error about a damaged archive.
 DAMAGED = re.compile(r"(?:cannot open )?the archive (.+?)(?: is damaged| cannot be merged|: )")
@@ -152,7 +153,7 @@ def archive(requested: Path | None, *, read_only: bool = False) -> "SqliteStore"
     path = archive_path(requested)
     named = requested is not None and str(requested) != os.environ.get("EVOLVE_ARCHIVE")
     if read_only and not named and not path.exists():
-        return seeds.opened(IN_MEMORY)
+        return _shipped_alone()
     try:
         return seeds.opened(path, read_only=read_only)
     except ArchiveError as error:
@@ -162,9 +163,13 @@ def archive(requested: Path | None, *, read_only: bool = False) -> "SqliteStore"
 
 def readable_archive(requested: Path | None) -> "SqliteStore":
     """Return the archive opened read-only, or one in memory if there is none."""
+    return archive(requested, read_only=True) if archive_path(requested).exists() else _shipped_alone()
+
+
+def _shipped_alone() -> "SqliteStore":
     from archive import seeds
 
-    return archive(requested, read_only=True) if archive_path(requested).exists() else seeds.opened(IN_MEMORY)
+    return seeds.shipped_alone(user_cache_dir() / "shipped")
 
 
 def archive_hint(error: ArchiveError, otherwise: str) -> str:

@@ -29,9 +29,9 @@ from evolve.errors import UserError
 from evolve.pages import addresses
 from evolve.pages.addresses import Absent, Moved
 from evolve.pages.render import Page, Renderer, document, static
+from reference_ops.listing import user_cache_dir
 
 HOST = "127.0.0.1"
-IN_MEMORY = Path(":memory:")
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -80,7 +80,9 @@ def stamp(archive: Path) -> Stamp:
 
 def opened(archive: Path) -> SqliteStore:
     """Open an archive read-only; if there is none yet, open the one that ships with the package."""
-    return open_archive(archive, read_only=True) if archive.exists() else seeds.opened(IN_MEMORY)
+    if archive.exists():
+        return open_archive(archive, read_only=True)
+    return seeds.shipped_alone(user_cache_dir() / "shipped")
 
 
 @dataclass

@@ -1,10 +1,12 @@
 """Seeds: every archive includes the shipped kernels and verdicts beside its own records."""
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from records import GPU, checked, confirmed, kernel, passed, proposal
+from shipped_measurements import ALONE
 from shipping import ship
 
 from archive import ArchiveError, library, measured, seeds
@@ -164,3 +166,41 @@ def test_a_broken_text_of_the_package_is_an_error_of_the_archive(
 
 def test_the_shipped_files_can_be_read() -> None:
     assert all(one.kernel.op == op for op in library.op_names() for one in seeds.measurements(op))
+
+
+def ids(cache: Path) -> set[str]:
+    with closing(ALONE(cache)) as store:
+        return {kernel.id for kernel in store.find(Kernel)}
+
+
+def test_an_archive_of_what_ships_is_copied_from_the_cache_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = ids(tmp_path)
+    assert first == set().union(*map(shipped, library.op_names()))
+    monkeypatch.setattr(seeds, "add", lambda _store: pytest.fail("filled again"))
+    assert ids(tmp_path) == first
+    with closing(ALONE(tmp_path)) as store:
+        assert (store.path, store.file) == (Path(":memory:"), None)
+        assert store.append(proposal(OTHER)) > 0  # a command may write to its own copy
+    assert ids(tmp_path) == first
+
+
+def test_a_copy_of_other_kernels_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids(tmp_path / "cache")
+    ship(tmp_path / "kernels", monkeypatch, BASE)
+    assert ids(tmp_path / "cache") == {BASE.id}
+
+
+@pytest.mark.parametrize("contents", [b"", b"no database", b"SQLite format 3\x00 and nothing else"])
+def test_a_damaged_copy_is_written_again(contents: bytes, tmp_path: Path) -> None:
+    every = ids(tmp_path)
+    (copy,) = tmp_path.iterdir()
+    copy.write_bytes(contents)
+    assert ids(tmp_path) == every
+    assert len(copy.read_bytes()) > 10_000
+
+
+def test_without_a_cache_folder_the_archive_is_filled_each_time(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert ids(tmp_path / "file") == ids(tmp_path / "cache")

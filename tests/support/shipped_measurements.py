@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.resources.abc import Traversable
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +18,10 @@ from archive import library, seeds
 from archive.kernel import Kernel
 from archive.measured import MeasuredKernel
 from archive.rows import rows
-from archive.sqlite import SqliteStore
+from archive.sqlite import IN_MEMORY, SqliteStore
 
 FOLDER, READ, DIGEST, ADD = library.folder, seeds.measurements, library.digest, seeds.add
+ALONE = seeds.shipped_alone
 DIGEST_ONCE: Callable[[], str] = cache(DIGEST)
 
 
@@ -30,6 +32,11 @@ def measured_elsewhere(op: str, root: Traversable | None = None) -> list[Measure
 
 def digest() -> str:
     return DIGEST_ONCE() if library.folder is FOLDER else DIGEST()
+
+
+def filled_each_time(_cache: Path) -> SqliteStore:
+    """Return an archive of what ships. The user's copies have the measurements, and must not be replaced."""
+    return seeds.opened(IN_MEMORY)
 
 
 @cache
@@ -70,6 +77,7 @@ def no_shipped_measurements() -> Iterator[None]:
         patch.setattr(seeds, "measurements", measured_elsewhere)
         patch.setattr(seeds, "add", add)
         patch.setattr(library, "digest", digest)
+        patch.setattr(seeds, "shipped_alone", filled_each_time)
         yield
 
 
