@@ -137,7 +137,7 @@ def masked(source: str) -> str:
 
 
 def without_foreign_files(log: str, names: Iterable[str], folders: Iterable[Path]) -> str:
-    """Return the log without messages about, and excerpts of, files other than these and the files in these folders."""
+    """Return only the messages and excerpts of a log that concern these files, or files in these folders."""
     known, roots = set(names), [os.path.normpath(folder) + os.sep for folder in folders]
 
     def is_known(file: str) -> bool:

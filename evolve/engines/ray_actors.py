@@ -71,7 +71,7 @@ class Group:
 
     @property
     def idle(self) -> bool:
-        """Whether an actor would be idle without another job, or the first actor that is ready again."""
+        """Whether an actor would be idle without another job. While none is ready, the next one would be."""
         ready = [slot for slot in self.slots if slot.hello]
         return not self.waiting and (not ready or any(slot.free > 0 for slot in ready))
 

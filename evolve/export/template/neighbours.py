@@ -142,7 +142,7 @@ def _given(node: Node, within: Mapping[Graph, Node]) -> Node | None:
 
 
 def _maker(node: Node, within: Mapping[Graph, Node]) -> Node:
-    """Return the call that computes a tensor of which a node is a view."""
+    """Return the call that computes a tensor, given the call itself or a node that is a view of the tensor."""
     while True:
         if outer := _given(node, within):
             node = outer

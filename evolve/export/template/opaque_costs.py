@@ -11,12 +11,12 @@ HOST_US = 10.0
 
 @dataclass(frozen=True)
 class Costs:
-    """Times in microseconds that an opaque op takes besides its kernel's, and which the compiler's code does not."""
+    """Times in microseconds that an opaque op takes in addition to its kernel, and that the compiler's code avoids."""
 
     copies_us: float  # copies before and after the kernel
     bytes_per_us: float  # bandwidth of copies on the device
     host_us: float
-    slower_us: float  # by which a forward is slower that runs because of the kernel of its backward
+    slower_us: float  # how much slower a forward's kernel is than PyTorch, if it runs for the sake of its backward's
     lost: Lost
 
     @property
