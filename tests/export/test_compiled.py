@@ -8,11 +8,13 @@ import torch
 from each import sampled
 from emulated_machine import EmulatedMachine, primitives
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional
 
 from evolve.export.families import forms
 from evolve.export.template import forms as forms_module
 from evolve.export.template.functions import Function, Functions
+from evolve.export.template.unrolled import guards_tell
 
 NAMESPACE = "tested_kernels"
 OPS = ("softmax", "softmax_backward", "rms_norm", "rms_norm_backward", "swiglu", "swiglu_backward", "topk")
@@ -93,6 +95,24 @@ def test_inductor_compiles_the_model(known: Known, machine: EmulatedMachine) -> 
     compiled = torch.compile(block(known), fullgraph=True)
     torch.testing.assert_close(trained(compiled, *given(2, 3)), trained(plain, *given(2, 3)))
     assert len(machine.launched) == 8
+
+
+def test_an_opaque_op_recognises_a_repeated_call(known: Known, machine: EmulatedMachine) -> None:
+    compiled = torch.compile(block(known), fullgraph=True, backend="aot_eager")
+    machine.planned_launches.clear()
+    for number in range(3):
+        torch.manual_seed(number)
+        x, weight, target = torch.randn(2, 3, 32), torch.rand(32), torch.randint(32, (2, 3))
+        torch.testing.assert_close(trained(compiled, x, weight, target), trained(plain, x, weight, target))
+    assert len(machine.launched) == 24
+    # While PyTorch traces the first forward, a mode is on that later calls do not have.
+    assert len(machine.planned_launches) == 12
+
+
+def test_the_trial_of_guards_does_not_depend_on_modes() -> None:
+    guards_tell.cache_clear()
+    with FakeTensorMode(), torch.inference_mode():
+        assert guards_tell()
 
 
 def test_one_graph_serves_other_sizes(known: Known, machine: EmulatedMachine) -> None:

@@ -180,6 +180,22 @@ def test_a_pass_redirects_the_calls_of_a_compiled_model(
     assert len(machine.launched) == 8 * STEPS
 
 
+def test_a_copied_pass_is_the_same_pass(known: Known) -> None:
+    """Inductor copies its options, and the caller reads the report of the pass that was given."""
+    graph_pass = GraphPass(known, "content")
+    assert copy.deepcopy({"pre_grad_custom_pass": graph_pass})["pre_grad_custom_pass"] is graph_pass
+
+
+@pytest.mark.exhaustive
+def test_a_pass_is_an_option_of_inductor(known: Known, machine: EmulatedMachine) -> None:
+    graph_pass = GraphPass(known, "content")
+    compiled = torch.compile(lambda x: torch.softmax(x, -1), options={"pre_grad_custom_pass": graph_pass})
+    x = torch.randn(4, 8)
+    torch.testing.assert_close(compiled(x), torch.softmax(x, -1))
+    assert graph_pass.report.replaced == {"softmax": 1}
+    assert len(machine.launched) == 1
+
+
 def test_the_id_of_a_pass_follows_the_package(known: Known) -> None:
     assert GraphPass(known, "one").uuid() != GraphPass(known, "two").uuid()
 

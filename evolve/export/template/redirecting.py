@@ -117,6 +117,10 @@ class GraphPass:
         self._graphs = 0
         self.replaced: Counter[str] = Counter()
 
+    def __deepcopy__(self, _memo: object) -> "GraphPass":
+        """Return the pass itself, because Inductor copies its options and the caller reads this pass's report."""
+        return self
+
     def uuid(self) -> str:
         return hashlib.sha256(self._content.encode()).hexdigest()
 

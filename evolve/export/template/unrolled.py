@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import cache
+from threading import Thread
 from typing import Any, NamedTuple
 
 import torch
@@ -254,6 +255,15 @@ def _guard(tensors: Sequence[Tensor]) -> Callable[..., bool]:
 @cache
 def guards_tell() -> bool:
     """Try PyTorch's guards once; return whether they distinguish everything that a decision depends on."""
+    told: list[bool] = []
+    # In a new thread no mode is on, such as those of a compiled graph, in which the trial would fail.
+    trial = Thread(target=lambda: told.append(_guards_tell()))
+    trial.start()
+    trial.join()
+    return told == [True]
+
+
+def _guards_tell() -> bool:
     plainly = torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False)
     with plainly[0], plainly[1], plainly[2], torch._C.DisableTorchFunction():  # noqa: SLF001 - no public way
         x = torch.zeros(2, 3, device="cpu")
