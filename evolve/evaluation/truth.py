@@ -19,7 +19,6 @@ from reference_ops.op import (
     INFINITE_WEIGHTS,
     MEETING,
     MINUS_INF,
-    NAN,
     SAVED_INFINITE,
     Op,
     Tensors,
@@ -31,7 +30,8 @@ NEAR = 2.0**-20  # largest relative change, 16 roundings of float32
 MOST_AT_ONCE = 2**27  # number of elements that are compared at once
 OTHER_DRAWS = 16  # enough draws that a result is not zero in all of them by chance
 SAME = 1e-9  # relative difference of float64 results that differ in the order of additions alone
-STAND_INS = (500.0, -300.0)  # numbers that replace inputs that are not finite
+# Numbers that replace inputs that are not finite, in pairs. Small ones show what large ones hide by saturating a gate.
+STAND_INS = ((500.0, -300.0), (1.0, -0.6))
 PRODUCTS_IN_TURN = 12  # up to this many products added one after the other are no less exact than rounding the inputs
 # Inputs that contain infinities, for which a result may be infinite in place of NaN.
 WITH_INFINITIES = (INFINITE, MINUS_INF, CLASHING, SAVED_INFINITE, INFINITE_WEIGHTS, *MEETING)
@@ -113,7 +113,7 @@ class Truth:
             infinite=group.values in WITH_INFINITIES,
             lenient=group.nan_is_open,
             of_weights=group.counts_where_it_matters,
-            depends=None if self.op.nan_spreads and group.values == NAN else lambda: self.dependent[index][rows],
+            depends=None if self.op.nan_spreads and group.nan_alone else lambda: self.dependent[index][rows],
             lost=lambda: self._lost(index)[rows],
             of_nan=(lambda: self._of_nan_alone[index][rows]) if group.values == CLASHING else None,
         )
@@ -136,13 +136,13 @@ class Truth:
     @cached_property
     def dependent(self) -> tuple[torch.Tensor, ...]:
         """The elements of each result that change if the inputs that are not finite are replaced by other numbers."""
-        large, small = (
-            self.op.call_in_float64(
-                {name: _replaced(values, size, seed) for (name, values), seed in self._stand_ins()}, self.workload
-            )
-            for size in STAND_INS
-        )
-        return tuple(_differ(one, other) for one, other in zip(large, small, strict=True))
+
+        def results(size: float) -> tuple[torch.Tensor, ...]:
+            replaced = {name: _replaced(values, size, seed) for (name, values), seed in self._stand_ins()}
+            return self.op.call_in_float64(replaced, self.workload)
+
+        pairs = (tuple(map(_differ, results(one), results(other))) for one, other in STAND_INS)
+        return tuple(torch.stack(found).any(0) for found in zip(*pairs, strict=True))
 
     def _stand_ins(self) -> Iterator[tuple[tuple[str, torch.Tensor], int]]:
         """Yield each input with a seed for its numbers.
@@ -313,7 +313,7 @@ def _without_infinities(values: torch.Tensor, seed: int) -> torch.Tensor:
     """Return the values with random numbers in place of infinities."""
     if not values.is_floating_point() or values.element_size() == 1:
         return values
-    return torch.where(values.isinf(), _numbers_like(values, STAND_INS[0], seed), values)
+    return torch.where(values.isinf(), _numbers_like(values, STAND_INS[0][0], seed), values)
 
 
 def _numbers_like(values: torch.Tensor, size: float, seed: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 from evolve.evaluation.truth import Truth, defined, truth
 from reference_ops import catalog
 from reference_ops.inputs import RowGroup, inputs_at
-from reference_ops.op import EQUAL_INFINITIES, INFINITE, OPPOSITE_INFINITIES, Op, Tolerance, Workload, tensors
+from reference_ops.op import EQUAL_INFINITIES, INFINITE, NAN, OPPOSITE_INFINITIES, Op, Tolerance, Workload, tensors
 
 UNIT = 2.0**-24
 ROWS, COLS = 32, 64
@@ -265,6 +265,18 @@ def test_a_difference_of_equal_infinities_must_be_nan(values: str) -> None:
     assert bool(known.pytorch[0].isnan()) == (values == EQUAL_INFINITIES)
     assert known.fault(0, known.pytorch[0]) == ""
     assert "not finite where they should be" in known.fault(0, torch.tensor(1.0))
+
+
+def bump(x: torch.Tensor) -> torch.Tensor:
+    return torch.exp(-x.square())
+
+
+def test_a_gate_that_large_numbers_saturate_depends_on_nan_nevertheless() -> None:
+    declared, results = tensors(x="rows cols"), tensors(out="rows cols")
+    op = Op("bump", bump, declared, results, (WORKLOAD,), (WORKLOAD,), flops=lambda _: ROWS * COLS)
+    known = truth(op, WORKLOAD, NAN, 3, inputs_at(op, WORKLOAD, 3, "cpu", NAN))
+    assert bool(known.pytorch[0].isnan().any())
+    assert "not finite where they should be" in known.fault(0, known.pytorch[0].nan_to_num(0.0))
 
 
 def test_a_use_of_a_parameter_has_finite_results() -> None:
