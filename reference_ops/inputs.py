@@ -10,6 +10,7 @@ from types import EllipsisType
 
 import torch
 
+from reference_ops.arrangements import ONLY_KEY_NAN
 from reference_ops.distributions import (
     SEEDS_ALIKE,
     change_weight,
@@ -80,7 +81,12 @@ class RowGroup:
     def not_finite(self) -> bool:
         """Whether some inputs are not finite."""
         known = self.values in (*NOT_FINITE, *MEETING) or self.values.endswith(RUNS_OF_MINUS_INF)
-        return known or self.counts_where_it_matters
+        return known or self.values == ONLY_KEY_NAN or self.counts_where_it_matters
+
+    @property
+    def nan_alone(self) -> bool:
+        """Whether NaN is the only value among the inputs that is not finite."""
+        return self.values in (NAN, ONLY_KEY_NAN)
 
     @property
     def nan_is_open(self) -> bool:

@@ -2,7 +2,8 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -155,13 +156,18 @@ def cudnn_adds_a_dim() -> bool:
     return bool(lse.ndim > few.ndim - 1)
 
 
+def nan_in_the_first_query(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
+    inputs["q"][..., 0, 0] = math.nan
+
+
 def draw_scores(inputs: Tensors, _: torch.Generator) -> None:
     inputs["q"].mul_(SHARPER)
     for name in ("q", "k"):
         inputs[name].clamp_(-FARTHEST, FARTHEST)
 
 
-OF_NAN = nan_in("q")  # only the outputs of these queries become NaN
+# Only the outputs of these queries become NaN. Where attention is causal, the first query sees a single key.
+OF_NAN = {**nan_in("q"), "NaN_in_the_first_query": nan_in_the_first_query}
 OPPOSED = of_scores("q", "k")
 ARRANGED = {**OF_NAN, **OPPOSED}
 # A weight of zero times NaN is NaN.

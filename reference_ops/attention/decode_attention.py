@@ -45,6 +45,14 @@ def full_lengths(inputs: Tensors, _: torch.Generator, known: Mapping[str, int]) 
     inputs["lengths"].fill_(known["keys"])
 
 
+def one_key_and_nan(inputs: Tensors, generator: torch.Generator, _: Mapping[str, int]) -> None:
+    """Leave one key, and put NaN into the queries of every other sequence and into that key of the others."""
+    inputs["lengths"].fill_(1)
+    first = int(generator.initial_seed() % 2)
+    inputs["q"][first::2, :, -1] = torch.nan
+    inputs["k"][1 - first :: 2, :, 0, -1] = torch.nan
+
+
 def stale_cache(inputs: Tensors, _: torch.Generator, known: Mapping[str, int]) -> None:
     """Fill the cache with NaN after each sequence's length, like memory without keys."""
     behind = torch.arange(known["keys"], device=inputs["k"].device) >= inputs["lengths"][:, None]
@@ -94,6 +102,7 @@ op = Op(
     draw=draw,
     arranged={
         "lengths_of_one": filled(lengths=1),
+        "lengths_of_one_and_NaN": one_key_and_nan,
         "full_lengths": full_lengths,
         "stale_cache": stale_cache,
         **of_scores("q", "k"),

@@ -1,11 +1,13 @@
 """The scaled causal softmax of attention scores, in which later keys are hidden from a query, and its backward."""
 
+import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
-from reference_ops.arrangements import runs_of_minus_inf
-from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.arrangements import ONLY_KEY_NAN, runs_of_minus_inf
+from reference_ops.op import COMMON, Arrange, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
 from reference_ops.softmax.masked_softmax import at, scaled_as_called
 from reference_ops.softmax.softmax import OF_GRADIENTS
@@ -28,6 +30,15 @@ def later(x: torch.Tensor) -> torch.Tensor:
     """Return the mask of the keys that are later than a query; the last query attends to all keys."""
     queries, keys = x.shape[-2:]
     return torch.ones(queries, keys, dtype=torch.bool, device=x.device).triu_(1 + keys - queries)
+
+
+def nan_in_the_only_key(name: str) -> Mapping[str, Arrange]:
+    """Return an arrangement with NaN in the first key of the first query, which sees no other key in a square."""
+
+    def arrange(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
+        inputs[name][..., 0, 0] = math.nan
+
+    return {ONLY_KEY_NAN: arrange}
 
 
 def as_forward_left(inputs: Tensors, _: torch.Generator) -> None:
@@ -66,7 +77,8 @@ forward = Op(
         scale=0.125,
     ),
     values=(*COMMON, "far_below"),  # "masked" would leave no key for the first query
-    arranged=runs_of_minus_inf("x"),  # padding before or after a prompt
+    arranged={**runs_of_minus_inf("x"), **nan_in_the_only_key("x")},  # padding before or after a prompt
+    nan_spreads=True,  # `nan_spreads` also holds for the first query, which may see one key
     valid=lambda known: known["queries"] <= known["keys"],
     touched={"x": seen},
     flops=lambda dims: 5 * seen(dims),
@@ -92,6 +104,8 @@ backward = Op(
     awkward=forward.awkward,
     values=tuple(name for name in OF_GRADIENTS if name in COMMON),
     draw=as_forward_left,
+    arranged=nan_in_the_only_key("grad_out"),
+    nan_spreads=True,  # `nan_spreads` also holds for the first query, which may see one key
     valid=forward.valid,
     touched={"grad_out": seen, "out": seen},
     flops=lambda dims: 5 * seen(dims),

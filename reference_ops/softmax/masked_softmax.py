@@ -1,14 +1,23 @@
 """A scaled softmax of attention scores under a given mask, and its backward."""
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
-from reference_ops.arrangements import of_mask, runs_of_minus_inf, then
+from reference_ops.arrangements import ONLY_KEY_NAN, of_mask, runs_of_minus_inf, then
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
 from reference_ops.softmax.softmax import OF_GRADIENTS, backward_as_called
 
 
 def masked_softmax(x: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    hidden = mask & ~mask.all(-1, keepdim=True)
+    return softmax_as_called(x, mask, scale).masked_fill(hidden.unsqueeze(1), 0)  # also in a row of NaN
+
+
+def softmax_as_called(x: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
     return torch.softmax((x * scale).masked_fill(mask.unsqueeze(1), -torch.inf), dim=-1)
 
 
@@ -40,6 +49,26 @@ def draw_saved(inputs: Tensors, generator: torch.Generator) -> None:
     leave_out(inputs)
 
 
+def leave_one_key(inputs: Tensors, generator: torch.Generator) -> torch.Tensor:
+    """Hide all keys except one in each row; return where the visible key of every other row is."""
+    mask, scores = inputs["mask"].fill_(True), inputs["mask"].unsqueeze(1)
+    kept = torch.randint(mask.shape[-1], (*mask.shape[:-1], 1), generator=generator, device=mask.device)
+    mask.scatter_(-1, kept, value=False)
+    rows = next(values for values in inputs.values() if values.ndim == scores.ndim).shape[:-1]
+    every_other = torch.arange(math.prod(rows), device=mask.device).view(*rows, 1) % 2 == 0
+    return ~scores & every_other
+
+
+def nan_in_the_only_key(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
+    inputs["x"].masked_fill_(leave_one_key(inputs, generator), math.nan)
+
+
+def nan_gradient_of_the_only_key(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
+    chosen = leave_one_key(inputs, generator)
+    leave_out(inputs)
+    inputs["grad_out"].masked_fill_(chosen, math.nan)
+
+
 def leave_out(inputs: Tensors) -> None:
     """Make `out` a softmax of the visible keys.
 
@@ -58,6 +87,7 @@ forward = Op(
     note="out = softmax over the keys of x * scale, where mask, which is the same for all heads, is false; 0 where it "
          "is true. A fully masked row is NaN, as in PyTorch.",
     reference=masked_softmax,
+    baseline=softmax_as_called,
     inputs=tensors(x="batch heads queries keys", mask="bool[batch queries keys]"),
     outputs=tensors(out="batch heads queries keys"),
     # 1 / 8 is the scale for heads of size 64. Multiplying by a power of two is exact, so PyTorch rounds only once.
@@ -74,7 +104,8 @@ forward = Op(
     ),
     values=(*COMMON, "far_below"),  # together with the mask, "masked" would hide whole rows
     draw=some_masked,
-    arranged={**of_mask("mask", hides=True), **runs_of_minus_inf("x")},
+    arranged={**of_mask("mask", hides=True), **runs_of_minus_inf("x"), ONLY_KEY_NAN: nan_in_the_only_key},
+    nan_spreads=True,  # `nan_spreads` also holds in rows with one visible key
     flops=lambda dims: 5 * dims["batch"] * dims["heads"] * dims["queries"] * dims["keys"],
     # The default factor suffices: PyTorch also accumulates in float32 and rounds once.
     tolerance=Tolerance(sums="keys", relative=True),
@@ -101,7 +132,10 @@ backward = Op(
     awkward=forward.awkward,
     values=OF_GRADIENTS,
     draw=draw_saved,
-    arranged=then(of_mask("mask", hides=True), leave_out),
+    arranged={
+        **then(of_mask("mask", hides=True), leave_out),
+        "NaN_gradient_of_the_only_key": nan_gradient_of_the_only_key,
+    },
     flops=lambda dims: 5 * dims["batch"] * dims["heads"] * dims["queries"] * dims["keys"],
     # The default factor suffices: the reference sums in float32 and rounds once.
     tolerance=Tolerance(sums="keys"),
