@@ -1,21 +1,42 @@
 """Images sampled between their pixels, as in a spatial transformer or a warp by optical flow, and the gradients."""
 
+import math
 from collections.abc import Mapping
 
 import torch
 from torch.nn import functional
 
-from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.op import COMMON, Arrange, Op, Tensors, Tolerance, rotated, tensors, workloads
 
+BEYOND_INTEGERS = (math.inf, -math.inf, 1e30, -1e30)
+OUT_OF_VIEW = -64.0  # a position far outside of any image
 MARGIN = 1 / 64  # smallest distance of a position from a pixel's centre, in pixels
 
 
 def grid_sample(x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+    return as_called(x, as_on_gpu(grid))
+
+
+def as_on_gpu(grid: torch.Tensor) -> torch.Tensor:
+    """Move positions that are NaN or infinite out of view, which is where PyTorch's kernels for GPUs take them to be.
+
+    On a CPU, PyTorch returns NaN for them.
+    """
+    return torch.where(grid.isfinite(), grid, OUT_OF_VIEW)
+
+
+def as_called(x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
     # As under autocast, because PyTorch requires the image and the grid to have one dtype, and positions need float32.
     return functional.grid_sample(x.to(grid.dtype), grid, "bilinear", "zeros", align_corners=False).to(x.dtype)
 
 
 def grid_sample_backward(
+    grad_out: torch.Tensor, x: torch.Tensor, grid: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return gradients_as_called(grad_out, x, as_on_gpu(grid))
+
+
+def gradients_as_called(
     grad_out: torch.Tensor, x: torch.Tensor, grid: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     wide = (grad_out.to(grid.dtype), x.to(grid.dtype), grid)
@@ -59,6 +80,15 @@ def on_borders(inputs: Tensors, generator: torch.Generator, _: Mapping[str, int]
     grid.copy_(places[torch.randint(len(places), grid.shape, generator=generator, device=grid.device)])
 
 
+def with_places(inputs: Tensors, generator: torch.Generator, places: tuple[float, ...]) -> None:
+    """Set one coordinate in ten to one of these places, and at least one coordinate of the first position."""
+    grid = inputs["grid"]
+    chosen = torch.empty(grid.shape, dtype=torch.bool, device=grid.device).bernoulli_(0.1, generator=generator)
+    chosen.view(-1, 2)[0, generator.initial_seed() % 2] = True
+    which = torch.randint(len(places), grid.shape, generator=generator, device=grid.device)
+    grid.copy_(torch.where(chosen, torch.tensor(places, device=grid.device)[which], grid))
+
+
 def at(batch: int, channels: int, h: int, w: int, oh: int, ow: int) -> dict[str, int]:
     return {"batch": batch, "channels": channels, "h": h, "w": w, "oh": oh, "ow": ow}
 
@@ -84,6 +114,10 @@ AWKWARD = rotated(
     at(3, 1, 31, 33, 5, 5),
     at(2, 257, 2, 3, 3, 2),
 )
+PLACES: dict[str, Arrange] = {
+    "NaN_in_grid": lambda inputs, generator, _: with_places(inputs, generator, (math.nan,)),
+    "places_beyond_integers": lambda inputs, generator, _: with_places(inputs, generator, BEYOND_INTEGERS),
+}
 # With equal pixels the gradient of the grid is only rounding.
 VARIED = tuple(name for name in COMMON if name != "constant")
 # Parts of an image may be out of view, so there is no element of x that must be read.
@@ -94,16 +128,17 @@ ops = (
         note="grid[b, i, j] = (gx, gy) is a position where the image's edges are at -1 and 1: px = ((gx + 1) * w - 1) "
         "/ 2 and py = ((gy + 1) * h - 1) / 2 in pixels. out[b, c, i, j] is the mean of the four pixels around it, "
         "(1 - |px - column|) * (1 - |py - row|) times each; a pixel outside of x counts as 0 (bilinear, zeros, "
-        "align_corners=False). Positions may lie several image widths outside of the image. The grid is always "
-        "float32.",
+        "align_corners=False). Positions may lie anywhere outside of the image. Where a coordinate is NaN or infinite, "
+        "out is 0, as in PyTorch on a GPU (on a CPU, it is NaN). The grid is always float32.",
         reference=grid_sample,
+        baseline=lambda x, grid: as_called(x, grid if grid.is_cuda else as_on_gpu(grid)),
         inputs=tensors(x="batch channels h w", grid="float32[batch oh ow 2]"),
         outputs=tensors(out="batch channels oh ow"),
         gpu=GPU,
         emulated=EMULATED,
         awkward=AWKWARD,
         draw=draw_grid,
-        arranged={"on_centres": on_centres, "on_borders": on_borders},
+        arranged={"on_centres": on_centres, "on_borders": on_borders, **PLACES},
         touched=TOUCHED,
         flops=lambda dims: 8 * samples(dims),
         tolerance=Tolerance(),  # the default factor suffices for positions and weights in float32
@@ -114,8 +149,10 @@ ops = (
         note="grad_x[b, c, row, column] is the sum of grad_out times the weight of that pixel in the forward; "
         "every element is written. grad_grid[b, i, j] = (w / 2 * the sum over c of grad_out * d(out) / d(px), and h / "
         "2 * that of d(out) / d(py)), where pixels outside of x are 0. No position is within 1/64 of a pixel's centre "
-        "in either direction, where the gradient jumps. PyTorch adds to grad_x with float atomics.",
+        "in either direction, where the gradient jumps. Where a coordinate is NaN or infinite, grad_grid is 0 and "
+        "grad_x gets nothing, as in PyTorch on a GPU. PyTorch adds to grad_x with float atomics.",
         reference=grid_sample_backward,
+        baseline=lambda grad_out, x, grid: gradients_as_called(grad_out, x, grid if grid.is_cuda else as_on_gpu(grid)),
         inputs=tensors(grad_out="batch channels oh ow", x="batch channels h w", grid="float32[batch oh ow 2]"),
         outputs=tensors(grad_x="batch channels h w", grad_grid="float32[batch oh ow 2]"),
         gpu=GPU,
@@ -123,6 +160,7 @@ ops = (
         awkward=AWKWARD,
         draw=draw_grid,
         values=VARIED,
+        arranged=PLACES,
         touched={**TOUCHED, "grad_out": TOUCHED["x"]},
         flops=lambda dims: 24 * samples(dims),
         tolerance=Tolerance(sums="channels"),  # the default factor suffices for sums in float32, in any order
