@@ -1,5 +1,9 @@
 """The Euclidean norm of rows, and rows divided by their norm."""
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch.nn import functional
 
@@ -36,6 +40,13 @@ def l2_normalize_backward(grad_out: torch.Tensor, x: torch.Tensor) -> torch.Tens
     # norm is exactly 1, and no kernel that multiplies by 1 / norm could be as exact.
     along = (gradient * (values / norm / norm)).sum(-1, keepdim=True)
     return (gradient / norm - values * (along / norm)).to(x.dtype)
+
+
+def near_eps(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
+    """Scale each row so that its norm lies between a third and three times the eps, which float16 cannot hold."""
+    x = inputs["x"]
+    factors = torch.empty((len(x), 1), device=x.device).uniform_(-1, 1, generator=generator).mul_(math.log(3)).exp_()
+    x.copy_(functional.normalize(x.double(), dim=-1) * EPS * factors)
 
 
 def draw_norm(inputs: Tensors, _: torch.Generator) -> None:
@@ -108,6 +119,7 @@ ops = (
         emulated=EMULATED,
         awkward=(*AWKWARD, *SINGLE),
         values=VALUES,
+        arranged={"norms_near_eps": near_eps},
         flops=lambda dims: 3 * dims["rows"] * dims["cols"],
         # The default factor suffices for sums in float32, rounded once.
         tolerance=Tolerance(sums="cols"),
@@ -127,6 +139,7 @@ ops = (
         values=("uniform", "large", "heavy_tail"),
         valid=lambda known: known["cols"] > 1,  # a row of one element is parallel to its gradient
         draw=draw_short,
+        arranged={"norms_near_eps": near_eps},
         flops=lambda dims: 8 * dims["rows"] * dims["cols"],
         # The default factor suffices for sums in float32, rounded once.
         tolerance=Tolerance(sums="cols"),
