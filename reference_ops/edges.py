@@ -55,25 +55,51 @@ def windows_past_borders(op: Op, accepts: Callable[[Workload], bool], most_bytes
 
 
 def overlapping_windows(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
-    """Return a workload with windows larger than any listed window and the least stride, if both are parameters.
+    """Return workloads with windows larger than any listed window and the least stride, if both are parameters.
 
-    They are parameters in pooling, which has no weights. A place then lies in more windows than at any listed workload.
+    They are parameters in pooling, which has no weights. A place then lies in more windows than at any listed
+    workload. There is a workload for each size of elements, because a kernel may have separate code for 16 bits.
     `beyond_listed` combines such windows with large strides.
     """
     ranges, dims = ranges_of(op.listed), dims_of(op)
     parameters = [name for name in integer_parameters(op) if name in ranges and name not in dims and not op.weights]
+    found: dict[int, Workload] = {}  # by size of elements
     for one in sorted(
         listed_within(op, accepts, most_bytes), key=lambda one: (-DTYPES[one.dtype].itemsize, -op.nbytes(one))
     ):
+        if (itemsize := DTYPES[one.dtype].itemsize) in found:
+            continue
         moved = [name for name, _ in _every_size(one) if name in ranges and name not in parameters]
         windows = [name for name in parameters if any(_moves_over(op, one, name, over) for over in moved)]
         least = {name: ranges[name][0] for name in parameters}
         for share in MORE if 0 < len(windows) < len(parameters) else ():
             larger = {name: ranges[name][1] + ranges[name][1] // share + 1 for name in windows}
             tried = with_sizes(one, {**least, **larger})
-            if op.fits(tried, most_bytes) and accepts(tried):
-                return (tried,)
-    return ()
+            if itemsize not in found and op.fits(tried, most_bytes) and accepts(tried):
+                found[itemsize] = tried
+    return tuple(found.values())
+
+
+def with_other_elements(
+    op: Op, workloads: Iterable[Workload], accepts: Callable[[Workload], bool], rng: random.Random, most_bytes: int
+) -> tuple[Workload, ...]:
+    """Return these workloads with elements of another size, if the op and the kernel accept that.
+
+    Kernels often have separate code for dtypes of 16 bits, with other loops and indices.
+    """
+    found: list[Workload] = []
+    for one in workloads:
+        own = DTYPES[one.dtype].itemsize
+        others = [replace(one, dtype=name) for name in op.dtypes if DTYPES[name].itemsize != own]
+        fitting = [tried for tried in others if op.fits(tried, most_bytes) and accepts(tried)]
+        found += rng.sample(fitting, min(1, len(fitting)))
+    return tuple(dict.fromkeys(found))
+
+
+def exceeds_16_bits(op: Op, workload: Workload) -> bool:
+    """Return whether a size, or the number of elements behind one index of the first dim, does not fit into 16 bits."""
+    shapes = [op.shape(tensor, workload) for tensor in (*op.inputs, *op.outputs)]
+    return max(max(*shape, math.prod(shape[1:])) for shape in shapes if shape) >= 2**16
 
 
 def _moves_over(op: Op, workload: Workload, window: str, over: str) -> bool:

@@ -120,13 +120,13 @@ def past_few_bits(
 
 
 def _with_planes(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> Iterator[Workload]:
-    """Yield the most exact workload that fits, with two planes of 2**16 places, so that indices have equal low bits."""
+    """Yield a workload per size of elements with two planes of 2**16 places, so that indices have equal low bits."""
     for names in dict.fromkeys(spec.dims for spec in op.outputs if len(spec.dims) > RANK_OF_VOLUMES):
         *leading, depth, height, width = names
         sizes = {**dict.fromkeys(leading, 1), depth: 2, height: EDGE_OF_PLANES, width: EDGE_OF_PLANES}
         tries = (with_sizes(near, sizes) for near in (*op.emulated, *op.awkward))
         fitting = [one for one in tries if op.fits(one, most_bytes) and accepts(one)]
-        yield from sorted(fitting, key=lambda one: -DTYPES[one.dtype].itemsize)[:1]
+        yield from {DTYPES[one.dtype].itemsize: one for one in reversed(fitting)}.values()
 
 
 def powers_of_two(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:

@@ -18,11 +18,13 @@ from evolve.devices.device import CompileResult, RejectedError
 from evolve.op_on_device import all_flops, point, signature
 from reference_ops.edges import (
     equal_sizes,
+    exceeds_16_bits,
     long_rows,
     overlapping_windows,
     small_quotients,
     small_sizes,
     windows_past_borders,
+    with_other_elements,
 )
 from reference_ops.op import Op, Workload
 from reference_ops.parameters import (
@@ -137,13 +139,16 @@ class Compilation(Generic[P]):
         single += far_apart(op, accepts, policy.held_out_bytes)
         single += windows_past_borders(op, accepts, policy.held_out_bytes)
         single += overlapping_windows(op, accepts, policy.held_out_bytes)
-        single += past_few_bits(op, accepts_long, rng, policy.stretched_bytes)
+        past = past_few_bits(op, accepts_long, rng, policy.stretched_bytes)
+        wide = [one for one in (*past, *longer) if exceeds_16_bits(op, one)]
+        single += past + with_other_elements(op, wide, accepts_long, rng, policy.stretched_bytes)
         few = few_rows(op, declared, accepts) if confirm else ()
         awkward, _ = self._accepted(op.awkward)
         if policy.edge_compilations is not None and not confirm:
             others = (*declared, *awkward, *drawn, *longer, *rows, *single)
             edges = self._with_few_compilations(edges, others, rng, policy.edge_compilations)
-        edges += beyond_listed(op, accepts, policy.held_out_bytes)
+        beyond = beyond_listed(op, accepts, policy.held_out_bytes)
+        edges += beyond + with_other_elements(op, beyond, accepts, rng, policy.held_out_bytes)
         return Shapes(
             declared, awkward, drawn, stretched=longer, long=rows, once=single, edges=edges, thin=few, skipped=skipped
         )

@@ -19,6 +19,8 @@ from evolve.evaluation.evaluator import Evaluator
 from evolve.evaluation.timing import measure
 from evolve.evaluation.truth import defined
 from reference_ops import catalog
+from reference_ops.arrangements import ALL_LAST
+from reference_ops.edges import exceeds_16_bits
 from reference_ops.inputs import has_rows_of_extremes, meets_extremes_by_rows
 from reference_ops.op import (
     CLASHING,
@@ -159,9 +161,8 @@ def glance(kernel: Kernel, op: Op, evaluator: "Evaluator", *, bars: Mapping[str,
     It is used for knob settings of a kernel that has passed, because it checks and times only a few calls. A fault in
     one of these calls is a verdict, too.
     """
-    device, checks = evaluator.device, list[Check]()
+    device, checks, contends = evaluator.device, list[Check](), False
     evaluator.lacking.clear()
-    contends = False
 
     def judge(verdict: Evaluation) -> Evaluation:
         nonlocal contends
@@ -266,8 +267,8 @@ def _has_tails(op: Op, workload: Workload) -> bool:
 def check_once(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
     """Check edges on normal inputs, long rows on all distributions, and single rows on values that other rows can hide.
 
-    Long rows also get NaN. Where a term vanishes, also check on inputs that are not finite, whose product with zero is
-    NaN. Where a size is 1, a special case in many kernels, also check on a few extremes.
+    Long rows also get NaN. A vanishing term is checked on inputs that are not finite, whose product with zero is NaN, a
+    size beyond 16 bits with the last index everywhere, and a size of 1, a special case in kernels, on a few extremes.
     """
     for workload, program in programs.long:
         alone = [name for name in OF_A_SINGLE_ROW if name in (*op.values, *op.extremes)]
@@ -275,7 +276,8 @@ def check_once(programs: Compiled[Program], op: Op, inspector: Inspector) -> Non
         inspector.check_on(program, op, workload, alone if op.shape(op.varied[0], workload)[0] == 1 else several)
     not_finite = [name for name in (NAN, INFINITE, NAN_IN_WEIGHTS) if name in (*op.extremes, *op.arrangements)]
     for workload, program in programs.once:
-        names = (NORMAL, *not_finite) if has_vanishing_term(op, workload) else (NORMAL,)
+        names = [NORMAL, *(not_finite if has_vanishing_term(op, workload) else ())]
+        names += [name for name in op.arrangements if name.endswith(ALL_LAST) and exceeds_16_bits(op, workload)]
         inspector.check_on(program, op, workload, names)
     for workload, program in programs.edges:
         inspector.check_on(program, op, workload, (NORMAL,))

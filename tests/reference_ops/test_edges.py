@@ -19,7 +19,7 @@ from reference_ops.edges import (
     small_sizes,
     windows_past_borders,
 )
-from reference_ops.op import Op, Workload
+from reference_ops.op import DTYPES, Op, Workload
 from reference_ops.parameters import (
     SPECIAL,
     beyond_listed,
@@ -144,9 +144,11 @@ def test_no_window_passes_borders_if_the_op_has_no_window_or_the_kernel_refuses(
 )
 def test_large_windows_begin_at_every_place_once(name: str, kernel: int) -> None:
     op = catalog.load(name)
-    (workload,) = overlapping_windows(op, anything, MOST_BYTES)
-    assert op.is_valid(workload)
-    assert (known(workload)["kernel"], known(workload)["stride"], known(workload)["padding"]) == (kernel, 1, 0)
+    drawn = overlapping_windows(op, anything, MOST_BYTES)
+    assert [DTYPES[workload.dtype].itemsize for workload in drawn] == [4, 2]
+    for workload in drawn:
+        assert op.is_valid(workload)
+        assert (known(workload)["kernel"], known(workload)["stride"], known(workload)["padding"]) == (kernel, 1, 0)
 
 
 def test_windows_overlap_only_where_parameters_give_a_window_and_a_stride() -> None:

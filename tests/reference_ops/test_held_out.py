@@ -12,7 +12,7 @@ from each import each
 
 from reference_ops import catalog
 from reference_ops.inputs import inputs_at
-from reference_ops.op import Op, Workload
+from reference_ops.op import DTYPES, Op, Workload
 from reference_ops.shapes import PAST_16_BITS, held_out, past_few_bits, powers_of_two, stretched
 
 MOST_BYTES = 64 << 20
@@ -233,7 +233,9 @@ def test_the_places_of_a_volume_are_once_too_many_for_16_bits() -> None:
 def test_two_planes_have_65536_places_each_where_places_in_volumes_are_inputs() -> None:
     pool = catalog.load("max_pool3d_backward")
     drawn = past_few_bits(pool, anything, random.Random(1), 2**21)
-    assert any({("d", 2), ("h", 256), ("w", 256)} <= {*w.parameters} for w in drawn)
+    planes = [w for w in drawn if {("d", 2), ("h", 256), ("w", 256)} <= {*w.parameters}]
+    assert {DTYPES[w.dtype].itemsize for w in planes} == {2, 4}
+    assert all(dict(w.parameters)["kernel"] > 1 for w in planes)
     assert all(pool.is_valid(workload) and pool.nbytes(workload) <= 2**21 for workload in drawn)
     others = past_few_bits(catalog.load("avg_pool3d_backward"), anything, random.Random(1), 2**21)
     assert not any(("h", 256) in w.parameters for w in others)

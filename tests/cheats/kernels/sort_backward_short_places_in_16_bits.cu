@@ -1,0 +1,24 @@
+/*---
+op = "sort_backward"
+note = "for gradients of 16 bits, places have 16 bits, too"
+
+[knobs]
+THREADS = [256, 128, 512, 1024]
+
+[[launch]]
+entry = "put_back"
+grid = ["ceil_div(rows * cols, THREADS)"]
+block = ["THREADS"]
+args = ["grad_values", "indices", "grad_x", "rows * cols", "cols"]
+---*/
+// caught: wrong
+// class: envelope
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+put_back(const grad_values_t* __restrict__ grad_values, const long long* __restrict__ indices,
+         grad_x_t* __restrict__ grad_x, long long total, int cols) {
+    const long long at = (long long)blockIdx.x * THREADS + threadIdx.x;
+    if (at < total) grad_x[at / cols * cols + (sizeof(grad_x_t) == 2 ? (long long)(unsigned short)indices[at] : indices[at])] = grad_values[at];
+}
