@@ -135,9 +135,11 @@ def beyond_listed(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) 
     """Return workloads in which integer parameters exceed all listed ones, together if possible, else one at a time.
 
     A kernel may store a window, a stride or a number of groups in too few bits, or use an array of the largest listed
-    size.
+    size. Filters are the largest ones that are listed, if possible: a tap reaches farthest with the largest dilation.
     """
     ranges, dims = ranges_of(op.listed), dims_of(op)
+    filters = dims.difference(op.varied[0].dims[:1])
+    widest = {name: most for name, (_, most) in ranges.items() if name in filters and most <= MOST_TAPS}
     own = {name: ranges[name] for name in integer_parameters(op) if name in ranges and name not in dims}
     greatest = {name: max(-least, most) for name, (least, most) in own.items()}  # -100 is not a class, but 201 is
 
@@ -145,7 +147,9 @@ def beyond_listed(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) 
         return op.fits(tried, most_bytes) and accepts(tried)
 
     def first(names: Iterable[str]) -> list[Workload]:
-        return list(itertools.islice(filter(fits, _with_greater(op, {name: greatest[name] for name in names})), 1))
+        tries = _with_greater(op, {name: greatest[name] for name in names})
+        both = ([with_sizes(one, widest), one] for one in tries)
+        return list(itertools.islice(filter(fits, itertools.chain.from_iterable(both)), 1))
 
     together = first(greatest) if len(greatest) > 1 else []
     return tuple(together or itertools.chain.from_iterable(first((name,)) for name in greatest))

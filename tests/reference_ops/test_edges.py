@@ -97,6 +97,20 @@ def test_integer_parameters_are_once_greater_than_all_listed_ones_together_if_po
     assert [max(known(w)["stride"] - 3, 0) + max(known(w)["groups"] - 32, 0) > 0 for w in apart].count(True) == 2
 
 
+def test_taps_reach_farther_than_in_any_listed_workload() -> None:
+    """A filter reaches farthest with the most taps and the largest dilation, which are never listed together."""
+    op = catalog.load("causal_conv1d")
+
+    def reach(workload: Workload) -> float:
+        sizes = {**dict(workload.dims), **known(workload)}
+        return (sizes["width"] - 1) * sizes["dilation"]
+
+    (far,) = beyond_listed(op, anything, 2**18)
+    assert reach(far) > 2 * max(map(reach, op.listed))
+    (few,) = beyond_listed(op, lambda w: dict(w.dims)["width"] < 5, 2**18)
+    assert known(few)["dilation"] == 7
+
+
 def test_an_ignored_class_is_drawn_beyond_those_below_zero() -> None:
     (ignored,) = beyond_listed(catalog.load("cross_entropy"), anything, 2**18)
     assert 1 < known(ignored)["ignore_index"] < known(ignored)["vocab"]
