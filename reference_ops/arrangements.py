@@ -14,8 +14,6 @@ from reference_ops.distributions import fill, sprinkle
 from reference_ops.op import ENDS_WITH_NAN, RUNS_OF_MINUS_INF, Arrange, Tensors
 
 ALL_LAST = "all_last"  # end of the name of an arrangement in which every index is the last one
-# An arrangement of softmaxes under a mask: NaN in the only visible key of a row, where `nan_spreads` holds as well.
-ONLY_KEY_NAN = "NaN_in_the_only_key"
 WIDEST_BITS, WIDEST_BITS_IN_FLOAT16 = 14, 6  # range of scales along a sum of products: from 2**-14 to 2**14
 SHARE_OF_BLOCK = 3  # a block hides one key in three
 # smallest distance of moved scores from zero, and the element of the keys that moves them

@@ -48,6 +48,8 @@ DEEP, DEEP_IN_FLOAT16 = 2.0**-25, 2.0**-11  # gradients deep in a network; in fl
 SATURATED = 100.0
 FAR_BELOW, FAR_BELOW_IN_FLOAT16 = 2.0**33, 2.0**11  # sums of a few such numbers stay finite
 FAINT, VAST = 2.0**-30, 2.0**20  # products of two such numbers are still far from float32's limits
+# An arrangement of softmaxes under a mask: NaN in the only visible key of a row, where `nan_spreads` holds as well.
+ONLY_KEY_NAN = "NaN_in_the_only_key"
 Draw = Callable[[torch.Tensor, torch.Generator], object]
 
 

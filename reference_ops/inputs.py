@@ -10,8 +10,8 @@ from types import EllipsisType
 
 import torch
 
-from reference_ops.arrangements import ONLY_KEY_NAN
 from reference_ops.distributions import (
+    ONLY_KEY_NAN,
     SEEDS_ALIKE,
     change_weight,
     fill,

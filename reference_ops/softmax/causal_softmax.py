@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from reference_ops.arrangements import ONLY_KEY_NAN, runs_of_minus_inf
+from reference_ops.arrangements import runs_of_minus_inf
+from reference_ops.distributions import ONLY_KEY_NAN
 from reference_ops.op import COMMON, Arrange, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
 from reference_ops.softmax.masked_softmax import at, scaled_as_called

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from reference_ops.arrangements import ONLY_KEY_NAN, of_mask, runs_of_minus_inf, then
+from reference_ops.arrangements import of_mask, runs_of_minus_inf, then
+from reference_ops.distributions import ONLY_KEY_NAN
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
 from reference_ops.softmax.softmax import OF_GRADIENTS, backward_as_called

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from reference_ops import catalog
-from reference_ops.arrangements import ONLY_KEY_NAN
+from reference_ops.distributions import ONLY_KEY_NAN
 from reference_ops.edges import exceeds_16_bits, with_other_elements
 from reference_ops.inputs import inputs_at
 from reference_ops.op import DTYPES, Workload
