@@ -100,6 +100,14 @@ def test_a_run_evolves_a_population_for_each_type_and_is_resumed(
     assert code
     assert "was started on" in errors
 
+    told = twice_kernel(note="told to both")
+    Path("told.cu").write_text(told.text)
+    assert evolve(capsys, "tell", "told.cu", TWICE)[0] == 0
+    code, output, errors = evolve(capsys, "evaluate", TWICE, *on)
+    assert code == 0, output + errors
+    with closing(open_archive(Path(".evolve/archive.db"), read_only=True)) as store:
+        assert {one.device.name for one in store.find(Evaluation) if one.kernel_id == told.id} == set(NAMES)
+
 
 def test_the_same_type_under_two_names_is_refused(rooms: LocalCluster) -> None:
     with closing(RayEngine("cuda", typed_engine, address=rooms.address, gpu_types=("H100", "H200"))) as engine:
