@@ -104,8 +104,10 @@ def campaign(
     searches: Sequence[Search], seeds: Sequence[Proposal], proposer: Proposer, engine: Engine, store: Store
 ) -> Generator[Event | Slice, None, Ended]:
     """Yield each slice when it begins, then its events, and return the reason why the campaign ended."""
-    infos = {search.run: on_device(engine, search.device).info for search in searches}
-    views = {search.run: OpView(store, search.op.name, infos[search.run], search.scope) for search in searches}
+    views = {
+        search.run: OpView(store, search.op.name, on_device(engine, search.device).info, search.scope)
+        for search in searches
+    }
     kept = yield from loop.keep(seeds, store)
     for view in views.values():
         view.ask_for(seed.kernel_id for seed in kept)

@@ -3,7 +3,7 @@
 import contextlib
 import signal
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,10 +99,10 @@ def allocation_of(nodes: Sequence[Mapping[str, Any]], kind: str, gpu_type: str =
     return Allocation({"num_cpus": each}, sum(cpu // each for cpu in cpus))
 
 
-def default_device(nodes: Sequence[Mapping[str, Any]]) -> str:
-    """Return the kind of a GPU if a node has one, otherwise the kind of the device that needs no GPU."""
+def default_device(nodes: Sequence[Mapping[str, Any]], wanted: Iterable[str] = ()) -> str:
+    """Return the kind of a GPU if a node has one or a type is wanted, otherwise that of the device that needs none."""
     gpus = (kind for kind in choose.kinds() if policy_of(kind).times_are_gpu_times)
-    return next(gpus, choose.FALLBACK) if gpu_types(nodes) else choose.FALLBACK
+    return next(gpus, choose.FALLBACK) if any(wanted) or gpu_types(nodes) else choose.FALLBACK
 
 
 def gpu_types(nodes: Sequence[Mapping[str, Any]]) -> dict[str, int]:

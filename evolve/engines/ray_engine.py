@@ -57,7 +57,7 @@ class RayEngine:
         self, kind: str, make: Make, watch: Watch | None = None, address: str = AUTO, gpu_types: Sequence[str] = ("",)
     ) -> None:
         self._ray, self._owns_connection = connect(address)
-        self._kind, self._make = kind or default_device(self._ray.nodes()), make
+        self._kind, self._make = kind or default_device(self._ray.nodes(), gpu_types), make
         self._watch = watch or (lambda _subject, _phase: None)
         self._groups: list[Group] = []
         self._versions = own_versions()

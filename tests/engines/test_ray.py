@@ -22,7 +22,7 @@ from archive.records import Evaluation, Outcome
 from archive.sqlite import open_archive
 from evolve import wiring
 from evolve.engines import ray_actors, ray_engine
-from evolve.engines.cluster import allocation_of
+from evolve.engines.cluster import allocation_of, default_device
 from evolve.engines.engine import Job
 from evolve.engines.ray_engine import RayEngine
 from evolve.engines.station import Versions
@@ -210,6 +210,14 @@ def test_a_type_must_be_named_where_there_are_several() -> None:
     assert "H100, H200" in caught.value.hint
     with pytest.raises(UserError, match="has no GPU `A100`"):
         allocation_of(nodes, "cuda", "A100")
+
+
+def test_a_wanted_type_is_missing_where_there_are_no_gpus() -> None:
+    nodes = [node(CPU=9)]
+    assert (default_device(nodes), default_device(nodes, ("",))) == ("emulated", "emulated")
+    assert default_device(nodes, ("H100",)) == "cuda"
+    with pytest.raises(UserError, match="the Ray cluster has no GPU"):
+        allocation_of(nodes, "cuda", "H100")
 
 
 def test_lost_nodes_do_not_count() -> None:
