@@ -156,7 +156,8 @@ def test_a_compiler_that_misses_its_deadline_is_killed() -> None:
 def test_a_compiler_that_needs_too_much_memory_gives_a_verdict_and_the_next_job_passes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(local, "COMPILER_BYTES", 2**28)
+    # NVRTC reserves 2**28 bytes for precompiled headers.
+    monkeypatch.setattr(local, "COMPILER_BYTES", 2**29)
     made = Watched()
     bomb = with_source(
         "twice",
@@ -169,7 +170,7 @@ def test_a_compiler_that_needs_too_much_memory_gives_a_verdict_and_the_next_job_
         first, second = made.verdicts(job(bomb), job(bad_kernels.twice_kernel()))
         assert first.outcome is Outcome.COMPILE_ERROR
         assert "memory" in first.log
-        assert second.passed
+        assert second.passed, second.log
     finally:
         made.engine.close()
 
