@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from archive import ArchiveError
 from archive.store import Store
 from evolve.devices import choose
-from evolve.devices.choose import policy_of
+from evolve.devices.choose import Policy, policy_of
 from evolve.errors import UserError
 from reference_ops.listing import user_cache_dir
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from evolve.engines.ray_engine import RayEngine
     from evolve.request import Proposer
 
+CORES_PER_CARD = 4  # for the processes that check and time kernels; compilers use the others
 CORES_PER_PREPARER = 4  # the other cores compile and time kernels at the same time
 DEFAULT_ARCHIVE = Path(".evolve/archive.db")
 RESCUED = re.compile(r"; all its records are saved in (.+)$")
@@ -65,10 +66,16 @@ def _local(
 
     policy = policy_of(kind)
     workers = max(1, min(policy.most_workers, cores))
-    compilers = max(1, min(policy.most_compilers, cores - 2)) if policy.most_compilers else 0
+    compilers = compilers_beside(policy, len(cards), cores)
     preparers = min(policy.most_preparers, cores // CORES_PER_PREPARER)
     made = LocalEngine(kind, workers, watch, compilers=compilers, cards=cards, preparers=preparers)
     return made, (workers * len(cards) + compilers) + max(1, workers * len(cards))
+
+
+def compilers_beside(policy: Policy, cards: int, cores: int) -> int:
+    """Return how many processes compile kernels ahead, beside the processes that check and time them on the cards."""
+    reserved = min(max(2, cores // 4), CORES_PER_CARD * cards)
+    return min(policy.most_compilers * cards, max(1, cores - reserved))
 
 
 def proposer(

@@ -57,6 +57,13 @@ def test_every_card_evaluates(two: LocalEngine, op: str) -> None:
     assert used(two, jobs(op, 8)) == {"on card 0", "on card 1"}
 
 
+@pytest.mark.parametrize(
+    ("cards", "cores", "compilers"), [(1, 2, 1), (1, 8, 6), (1, 16, 12), (1, 128, 28), (2, 32, 24), (8, 128, 96)]
+)
+def test_compilers_use_the_cores_that_the_cards_processes_leave(cards: int, cores: int, compilers: int) -> None:
+    assert wiring.compilers_beside(choose.policy_of("cuda"), cards, cores) == compilers
+
+
 @pytest.mark.exhaustive
 def test_champions_are_confirmed_only_on_the_first_card(two: LocalEngine, op: str) -> None:
     assert used(two, jobs(op, 3, confirm=True)) == {"on card 1"}
