@@ -30,7 +30,8 @@ def obstacle(
     inputs: Sequence[torch.Tensor], parameters: Mapping[str, Number], op: Op, device_type: str = "cuda"
 ) -> str:
     """Return the reason why PyTorch must run regardless of the sizes; empty if a kernel may run."""
-    return _state() or _inputs(inputs, device_type) or parameter_fault(parameters, op) or _precision(inputs, op)
+    found = _state() or _inputs(inputs, device_type) or _not_kept(inputs)
+    return found or parameter_fault(parameters, op) or _precision(inputs, op)
 
 
 def _state() -> str:
@@ -70,6 +71,13 @@ def _special(x: torch.Tensor) -> str:
         return "an input comes from a transform of torch.func that has ended"
     if torch._C._functorch.is_legacy_batchedtensor(x):  # noqa: SLF001 - there is no public way to ask
         return "an input is a batch of gradients, as torch.autograd.grad makes them with is_grads_batched"
+    return ""
+
+
+def _not_kept(inputs: Sequence[torch.Tensor]) -> str:
+    """Return the reason why autograd refuses to keep an input for the backward; empty if it keeps all of them."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs) and any(x.is_inference() for x in inputs):
+        return "an input was made in inference mode, so it cannot be kept for the backward"
     return ""
 
 

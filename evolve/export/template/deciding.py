@@ -250,10 +250,10 @@ class Decider:
         except NoKernelError:
             if not kernels:
                 raise
-        with torch.no_grad():
-            device_us = self.machine.device_us
+        with torch.inference_mode(False), torch.no_grad():
+            device_us, given = self.machine.device_us, _of_usual_mode(views)
             fastest = _timed(
-                kernels, lambda: by_pytorch(self.op, views, parameters), lambda call: device_us(call, device)
+                kernels, lambda: by_pytorch(self.op, given, parameters), lambda call: device_us(call, device)
             )
         _remember(name, fastest)
         return fastest
@@ -273,9 +273,9 @@ class Decider:
         if question.options.pinned(self.op.name) or times.median_us > SHORT_US:
             return
         parameters = dict(question.workload.parameters)
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
             shapes = folds(self.op, [x.shape for x in views]).inputs
-            inputs = tuple(map(as_kernel_reads, views, shapes))
+            inputs = _of_usual_mode(tuple(map(as_kernel_reads, views, shapes)))
             ours = self.machine.host_us(self._known_call(ready, question.workload, inputs, shapes))
             theirs = self.machine.host_us(lambda: by_pytorch(self.op, inputs, parameters))
         theirs = max(theirs, times.eager_us)
@@ -357,6 +357,11 @@ def _share(question: Question, measured: Measured) -> float:
 
 def metas_of(views: Tensors) -> Tensors:
     return tuple(torch.empty(x.shape, dtype=x.dtype, device="meta") for x in views)
+
+
+def _of_usual_mode(views: Tensors) -> Tensors:
+    """Return copies of tensors of inference mode, which may not require gradients as in PyTorch's attention."""
+    return tuple(x.clone() if x.is_inference() else x for x in views)
 
 
 def _timed(

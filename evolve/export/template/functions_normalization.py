@@ -126,6 +126,19 @@ def batch_norm(
     return _of_this_batch("batch_norm", input, (weight, bias, running_mean, running_var), momentum, eps)
 
 
+def _record(statistic: Tensor, new: Tensor) -> None:
+    """Write a running statistic as PyTorch does, which does not count this as a change of the tensor.
+
+    Otherwise the backward of an earlier call would fail if PyTorch made that call and kept the statistic.
+    """
+    if torch.compiler.is_compiling():
+        with torch.no_grad():
+            statistic.copy_(new)
+        return
+    with torch.inference_mode(statistic.is_inference()):
+        statistic.data.copy_(new)
+
+
 def _of_this_batch(op: str, x: Tensor, others: tuple[Tensor, ...], momentum: float, eps: float) -> Call | str:
     """Return the call of an op that normalises with a batch's own statistics, and records them."""
     running_mean, running_var = others[2:]
@@ -133,9 +146,8 @@ def _of_this_batch(op: str, x: Tensor, others: tuple[Tensor, ...], momentum: flo
         return "the running statistics share memory"
 
     def finish(outputs: tuple[Tensor, ...]) -> Tensor:
-        with torch.no_grad():
-            running_mean.copy_(outputs[1])
-            running_var.copy_(outputs[2])
+        _record(running_mean, outputs[1])
+        _record(running_var, outputs[2])
         return outputs[0].view(x.shape)
 
     return Call(op, (_as_image(x), *others), {"momentum": momentum, "eps": eps}, finish, changes=True)

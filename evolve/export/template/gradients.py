@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -151,8 +151,10 @@ class Gradients:
         grads: Mapping[str, torch.Tensor | None],
         parameters: Mapping[str, Number],
         needed: frozenset[str],
+        *,
+        again: bool = True,
     ) -> dict[str, torch.Tensor]:
-        """Return gradients that can be differentiated again, which PyTorch computes.
+        """Return gradients that can be differentiated `again` or of which there is a batch, which PyTorch computes.
 
         It computes them from the inputs if they were kept, and by its own backward functions otherwise.
         """
@@ -161,7 +163,8 @@ class Gradients:
         inputs = [spec.name for spec in self.op.inputs]
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the other backends cannot be differentiated twice
             if not known.kept.keys() >= set(inputs):
-                return self.by_steps(known, grads, parameters, needed, lambda step: _as_called(step.op))
+                with torch.set_grad_enabled(again):
+                    return self.by_steps(known, grads, parameters, needed, lambda step: _as_called(step.op))
             # All contiguous: PyTorch's batch norm on the CPU is wrong if a gradient has another memory layout than the
             # output.
             outputs = _as_called(self.op)(tuple(known.kept[name].contiguous() for name in inputs), parameters)
@@ -172,7 +175,7 @@ class Gradients:
             outs, of_outs = zip(*given, strict=True)
             wanted = [name for name in inputs if name in needed]
             found = torch.autograd.grad(
-                outs, [known.kept[name] for name in wanted], of_outs, create_graph=True, allow_unused=True
+                outs, [known.kept[name] for name in wanted], of_outs, create_graph=again, allow_unused=True
             )
         return {name: one for name, one in zip(wanted, found, strict=True) if one is not None}
 
@@ -205,6 +208,14 @@ def _as_called(op: Op) -> Callable[[Tensors, Mapping[str, Number]], Tensors]:
         return (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
 
     return run
+
+
+def is_batch(gradient: torch.Tensor | None) -> bool:
+    """Return whether this is a batch of gradients, as torch.autograd.grad makes it with is_grads_batched.
+
+    PyTorch can batch its own backward, but not the formula of every backward op: some change tensors in place.
+    """
+    return gradient is not None and torch._C._functorch.is_legacy_batchedtensor(gradient)  # noqa: SLF001 - there is no public way to ask
 
 
 def keep(ctx: Any, gradients: Gradients, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
@@ -247,6 +258,7 @@ class Differentiable(torch.autograd.Function):
         of_outputs = {spec.name: grad for spec, grad in zip(op.outputs, grads, strict=True)}
         needs = ctx.needs_input_grad[3:]
         wanted = frozenset(spec.name for spec, need in zip(op.inputs, needs, strict=True) if need)
-        compute = gradients.twice if torch.is_grad_enabled() else gradients.of
+        by_autograd = torch.is_grad_enabled() or any(map(is_batch, grads))
+        compute = partial(gradients.twice, again=torch.is_grad_enabled()) if by_autograd else gradients.of
         found = compute(left(ctx, gradients), of_outputs, ctx.parameters, wanted)
         return (None, None, None, *(found.get(spec.name) for spec in op.inputs))

@@ -3,7 +3,7 @@
 Its backward, once made, becomes a plan as well.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import repeat
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from evolve.export.template.folding import folded
-from evolve.export.template.gradients import Deciding, Gradients, Known, Step
+from evolve.export.template.gradients import Deciding, Gradients, Known, Step, is_batch
 from evolve.export.template.plans import Launchable, Made, Plan, Reading, modes_are_plain, planned
 from evolve.export.template.unrolled import Kinds, Run, Shape, Source, defined, numbered
 from reference_ops.op import GRADIENT, Number
@@ -87,6 +87,7 @@ class Learning:
         if (
             self.gradients.is_rectified
             or torch.is_grad_enabled()
+            or any(map(is_batch, grads))
             or not all(name in every for step in steps for name in step.reads)
         ):
             return self._by_names(needs, saved, grads)
@@ -128,8 +129,20 @@ class Learning:
     ) -> tuple[Gradient, ...]:
         """Return the gradient of each tensor.
 
-        Some of `grads` may be missing, and the result may be differentiated again.
+        Some of `grads` may be missing or batches, and the result may be differentiated again.
         """
+        by_autograd = torch.is_grad_enabled() or any(map(is_batch, grads))
+        compute = partial(self.gradients.twice, again=torch.is_grad_enabled()) if by_autograd else self.gradients.of
+        with torch.set_grad_enabled(by_autograd):
+            return self._computed(compute, needs, saved, grads)
+
+    def _computed(
+        self,
+        compute: Callable[..., dict[str, Tensor]],
+        needs: tuple[bool, ...],
+        saved: tuple[Tensor, ...],
+        grads: tuple[Gradient, ...],
+    ) -> tuple[Gradient, ...]:
         gradients = self.gradients
         found: list[Gradient] = [None] * len(needs)
         if all(grad is None for grad in grads):
@@ -139,7 +152,6 @@ class Learning:
         kept = {name: self._flattened(name, x) for name, x in zip(gradients.kept, saved, strict=True)}
         inputs = list(zip(gradients.op.inputs, self.sources, strict=True))
         needed = frozenset(spec.name for spec, one in inputs if needs[one.tensor])
-        compute = gradients.twice if torch.is_grad_enabled() else gradients.of
         of_inputs = compute(Known(kept, self.kinds), given, self.parameters, needed)
         for spec, one in inputs:
             gradient = of_inputs.get(spec.name)

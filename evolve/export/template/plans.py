@@ -69,7 +69,7 @@ def _add(values: Sequence[Any], facts: list[Any], tensors: list[Tensor]) -> bool
             if _is_wrapper(x) or _is_batch(x):
                 return False
             tensors.append(x)
-            facts.append((x.shape, x.stride(), x.dtype, x.device, x.requires_grad, x.is_neg()))
+            facts.append((x.shape, x.stride(), x.dtype, x.device, x.requires_grad, x.is_neg(), x.is_inference()))
         elif kind in PLAIN:
             facts.append(kind)  # include the type, because 1, 1.0 and True are equal
             facts.append(x or repr(x))  # include the text of zeros, because 0.0 and -0.0 are equal
