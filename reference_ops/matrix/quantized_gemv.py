@@ -1,14 +1,16 @@
 """Products with weights of 8 bits and a scale per row, for the few tokens of a decoding step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch.nn import functional
 
 from reference_ops.matrix._drawing import far_below_one
-from reference_ops.op import OF_PRODUCTS, Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.op import OF_PRODUCTS, Arrange, Op, Tensors, Tolerance, rotated, tensors, workloads
 
 LARGEST_INT8, LARGEST_FP8 = 127, 448.0
+NAN_FP8 = (0x7F, 0xFF)  # the bits of NaN
 
 
 def dequantized_linear(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -41,6 +43,16 @@ def draw_fp8(inputs: Tensors, generator: torch.Generator) -> None:
     _draw_others(inputs, LARGEST_FP8, generator)
 
 
+def nan_in_weights(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
+    """Set one weight of every other row to NaN, the last one in the last row."""
+    weight = inputs["weight"]
+    rows = torch.arange(weight.shape[0] - 1, -1, -2, device=weight.device)
+    columns = torch.randint(weight.shape[1], rows.shape, generator=generator, device=weight.device)
+    columns[0] = weight.shape[1] - 1
+    signs = torch.randint(2, rows.shape, generator=generator, device=weight.device)
+    weight[rows, columns] = torch.tensor(NAN_FP8, dtype=weight.dtype, device=weight.device)[signs]
+
+
 def _draw_others(inputs: Tensors, largest: float, generator: torch.Generator) -> None:
     """Draw scales that bring a row's largest weight to about 1, and an input that does not overflow."""
     inputs["scales"].uniform_(0.5 / largest, 1.5 / largest, generator=generator)
@@ -57,6 +69,7 @@ def quantized(
     holds: str,
     references: tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]],
     draw: Callable[[Tensors, torch.Generator], None],
+    arranged: Mapping[str, Arrange],
 ) -> Op:
     return Op(
         name=name,
@@ -82,6 +95,7 @@ def quantized(
         # integers.
         values=tuple(name for name in OF_PRODUCTS if name != "tiny"),
         draw=draw,
+        arranged=arranged,
         flops=lambda dims: dims["m"] * dims["n"],
         matrix_flops=lambda dims: 2 * dims["m"] * dims["n"] * dims["k"],
         # The default factor suffices: weights are exact in every dtype, and float32 sums are rounded once.
@@ -90,6 +104,9 @@ def quantized(
 
 
 ops = (
-    quantized("int8_gemv", "int8", "int8", (dequantized_linear, scaled_linear), draw_int8),
-    quantized("fp8_gemv", "uint8", "the bits of float8_e4m3fn without NaN", (dequantized_fp8, scaled_fp8), draw_fp8),
-)
+    quantized("int8_gemv", "int8", "int8", (dequantized_linear, scaled_linear), draw_int8, {}),
+    quantized(
+        "fp8_gemv", "uint8", "the bits of float8_e4m3fn", (dequantized_fp8, scaled_fp8), draw_fp8,
+        {"weight_with_nan": nan_in_weights},
+    ),
+)  # fmt: skip

@@ -1,6 +1,6 @@
 /*---
 op = "fp8_gemv"
-note = "rows that begin anywhere; 16 or 32 rows of the matrix a block, whose warps share out k: of 8-bit weights come the two aligned 16 bytes that hold a lane's, which are shifted into place, and become pairs of 16 bits by a few operations on whole words, and tensor cores (mma.sync) multiply them exactly: each row of float32 x is three in bfloat16, its leading, middle and last 8 digits, so that two rows are multiplied at once; short sums are added up in float32"
+note = "rows that begin anywhere; 16 or 32 rows of the matrix a block, whose warps share out k: of 8-bit weights come the two aligned 16 bytes that hold a lane's, which are shifted into place, and become pairs of 16 bits by a few operations on whole words, and tensor cores (mma.sync) multiply them exactly: each row of float32 x is three in bfloat16, its leading, middle and last 8 digits, so that two rows are multiplied at once; short sums are added up in float32; a row with a NaN weight is found by three operations on four weights"
 when = "k < 1048576"
 dtypes = ["float32"]
 specialize = ["k"]
@@ -78,6 +78,30 @@ __device__ __forceinline__ uint4 shifted(const Around& from, unsigned offset) {
     return make_uint4(__byte_perm(w[0], w[1], bytes), __byte_perm(w[1], w[2], bytes), __byte_perm(w[2], w[3], bytes), __byte_perm(w[3], w[4], bytes));
 }
 
+// The top bit of each byte of the result is set if the byte of the word is NaN, whose seven low bits are ones.
+__device__ __forceinline__ unsigned nan_bits(unsigned word) { return (word & 0x7f7f7f7fu) + 0x01010101u; }
+__device__ __forceinline__ unsigned nan_bits(const uint4& words) {
+    return nan_bits(words.x) | nan_bits(words.y) | nan_bits(words.z) | nan_bits(words.w);
+}
+// Whether one of a row's weights is NaN in this warp's share: four lanes hold the row.
+__device__ __forceinline__ bool any_nan(unsigned bits) {
+    bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
+    bits |= __shfl_xor_sync(0xffffffffu, bits, 2);
+    return bits & 0x80808080u;
+}
+
+// The same for the first `count` bytes only: the others belong to the next row.
+__device__ __forceinline__ unsigned nan_bits(const uint4& words, int count) {
+    const unsigned word[4] = {words.x, words.y, words.z, words.w};
+    unsigned bits = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int bytes = count - 4 * i;
+        bits |= nan_bits(bytes >= 4 ? word[i] : bytes <= 0 ? 0u : word[i] & (1u << 8 * bytes) - 1);
+    }
+    return bits;
+}
+
 // Of 16 values of x the even and odd ones of each four, as widened weights are; beyond the row they are zero.
 __device__ __forceinline__ void arrange(uint2 (&to)[4], const float* __restrict__ from, int count, const Part& part) {
 #pragma unroll
@@ -110,6 +134,7 @@ multiply(const x_t* __restrict__ x, const weight_t* __restrict__ weight, const f
         }
     }
     float sums[TILES][4] = {};
+    unsigned nans[TILES][2] = {};
 #pragma unroll 1
     for (int begin = warp * (STEP * LOADS) + q * 16; begin - q * 16 < k; begin += WARPS * STEP * LOADS) {
         Around held[LOADS][TILES][2];
@@ -133,6 +158,7 @@ multiply(const x_t* __restrict__ x, const weight_t* __restrict__ weight, const f
 #pragma unroll
             for (int t = 0; t < TILES; ++t) {
                 const uint4 low = shifted(held[l][t][0], unsigned(rows[t][0]) % 16), high = shifted(held[l][t][1], unsigned(rows[t][1]) % 16);
+                nans[t][0] |= nan_bits(low, k - at), nans[t][1] |= nan_bits(high, k - at);
                 mma(some[t], widen(low.x), widen(high.x), b[0]);
                 mma(some[t], widen(low.y), widen(high.y), b[1]);
                 mma(some[t], widen(low.z), widen(high.z), b[2]);
@@ -148,7 +174,10 @@ multiply(const x_t* __restrict__ x, const weight_t* __restrict__ weight, const f
 #pragma unroll
     for (int t = 0; t < TILES; ++t) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) met[warp][t * 16 + i / 2 * 8 + g][2 * q + i % 2] = sums[t][i];
+        for (int h = 0; h < 2; ++h) {
+            if (any_nan(nans[t][h])) sums[t][2 * h] = sums[t][2 * h + 1] = NAN;
+            met[warp][t * 16 + h * 8 + g][2 * q] = sums[t][2 * h], met[warp][t * 16 + h * 8 + g][2 * q + 1] = sums[t][2 * h + 1];
+        }
     }
     __syncthreads();
     for (int at = threadIdx.x; at < 16 * TILES * EACH; at += 32 * WARPS) {

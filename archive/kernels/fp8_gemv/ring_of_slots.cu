@@ -1,6 +1,6 @@
 /*---
 op = "fp8_gemv"
-note = "one block a multiprocessor, whose warps share out k: 8-bit weights come by cp.async through slots that are each lane's own, without a barrier, and go on coming while a block passes from 16 rows to its next 16; x lies in shared memory as tensor cores (mma.sync) take it, float32 in three parts of bfloat16, side by side; weights become pairs of 16 bits by a few operations on whole words, and products are exact"
+note = "one block a multiprocessor, whose warps share out k: 8-bit weights come by cp.async through slots that are each lane's own, without a barrier, and go on coming while a block passes from 16 rows to its next 16; x lies in shared memory as tensor cores (mma.sync) take it, float32 in three parts of bfloat16, side by side; weights become pairs of 16 bits by a few operations on whole words, and products are exact; a row with a NaN weight is found by three operations on four weights"
 when = "k % 16 == 0 and m * (1 + itemsize(x) // 4 * 2) <= 8 and m * (1 + itemsize(x) // 4 * 2) * k <= 65536"
 specialize = ["m", "k", "columns", "stride", "depth", "tiles", "blocks"]
 require = ["depth >= 3"]
@@ -75,6 +75,18 @@ __device__ __forceinline__ unsigned digits(float value, int number) {
     return fabsf(value) == INFINITY ? __float_as_uint(value) & (number > 0 ? 0 : upper_half) : __float_as_uint(rest);
 }
 
+// The top bit of each byte of the result is set if the byte of the word is NaN, whose seven low bits are ones.
+__device__ __forceinline__ unsigned nan_bits(unsigned word) { return (word & 0x7f7f7f7fu) + 0x01010101u; }
+__device__ __forceinline__ unsigned nan_bits(const uint4& words) {
+    return nan_bits(words.x) | nan_bits(words.y) | nan_bits(words.z) | nan_bits(words.w);
+}
+// Whether one of a row's weights is NaN in this warp's share: four lanes hold the row.
+__device__ __forceinline__ bool any_nan(unsigned bits) {
+    bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
+    bits |= __shfl_xor_sync(0xffffffffu, bits, 2);
+    return bits & 0x80808080u;
+}
+
 // Of 16 values of x the even and odd ones of each four, as widened weights are.
 __device__ __forceinline__ void arrange(unsigned (&to)[8], const x_t* __restrict__ from, int number) {
     if constexpr (PARTS == 1) {
@@ -138,12 +150,14 @@ multiply(const x_t* __restrict__ x, const weight_t* __restrict__ weight, const f
 #pragma unroll 1
     for (int tile = blockIdx.x; tile < tiles; tile += blocks, turn ^= 1) {
         float sums[4] = {};
+        unsigned upper_nan = 0, lower_nan = 0;
 #pragma unroll 1
         for (int step = warp; step < STEPS; step += WARPS) {
             asm volatile("cp.async.wait_group %0;" ::"n"(depth - 2) : "memory");
             uint4 low = slots[slot * 64], high = slots[slot * 64 + 32], first = make_uint4(0, 0, 0, 0), second = make_uint4(0, 0, 0, 0);
             const bool inside = k % STEP == 0 || step * STEP + q * 16 < k;
             if (!inside) low = high = make_uint4(0, 0, 0, 0);
+            upper_nan |= nan_bits(low), lower_nan |= nan_bits(high);
             if (g < columns && inside) first = of_x[step * 4], second = of_x[columns * stride + step * 4];
             if (++slot == depth) slot = 0;
             request();
@@ -155,6 +169,8 @@ multiply(const x_t* __restrict__ x, const weight_t* __restrict__ weight, const f
 #pragma unroll
             for (int i = 0; i < 4; ++i) sums[i] += some[i];
         }
+        if (any_nan(upper_nan)) sums[0] = sums[1] = NAN;
+        if (any_nan(lower_nan)) sums[2] = sums[3] = NAN;
 #pragma unroll
         for (int i = 0; i < 4; ++i) met[turn][warp][i / 2 * 8 + g][2 * q + i % 2] = sums[i];
         __syncthreads();

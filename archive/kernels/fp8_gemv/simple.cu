@@ -19,8 +19,9 @@ args = ["x", "weight", "scales", "out", "m", "n", "k"]
 constexpr int PIECE = 16;  // terms that a lane adds up at a time: sums of sums are more exact
 
 // The bits are those of a half but for the width of the exponent, so that only its bias of 15 instead of 7 is off.
+// The largest of them is NaN.
 __device__ __forceinline__ float value_of(unsigned char bits) {
-    return 256.0f * __half2float(__ushort_as_half((bits & 0x80) << 8 | (bits & 0x7f) << 7));
+    return (bits & 0x7f) == 0x7f ? NAN : 256.0f * __half2float(__ushort_as_half((bits & 0x80) << 8 | (bits & 0x7f) << 7));
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)

@@ -1,6 +1,6 @@
 /*---
 op = "fp8_gemv"
-note = "16 rows of the matrix a block, whose warps share out k: 16-byte loads of 8-bit weights, many of them in flight, become pairs of 16 bits by a few operations on whole words, and tensor cores (mma.sync) multiply them by up to 8 rows of x at once, exactly; short sums are added up in float32"
+note = "16 rows of the matrix a block, whose warps share out k: 16-byte loads of 8-bit weights, many of them in flight, become pairs of 16 bits by a few operations on whole words, and tensor cores (mma.sync) multiply them by up to 8 rows of x at once, exactly; short sums are added up in float32; a row with a NaN weight is found by three operations on four weights"
 when = "k % 16 == 0"
 dtypes = ["bfloat16", "float16"]
 specialize = ["k"]
@@ -52,6 +52,18 @@ __device__ __forceinline__ uint2 widen(__nv_bfloat16, unsigned word) {
     return make_uint2(times(even), times(odd));
 }
 
+// The top bit of each byte of the result is set if the byte of the word is NaN, whose seven low bits are ones.
+__device__ __forceinline__ unsigned nan_bits(unsigned word) { return (word & 0x7f7f7f7fu) + 0x01010101u; }
+__device__ __forceinline__ unsigned nan_bits(const uint4& words) {
+    return nan_bits(words.x) | nan_bits(words.y) | nan_bits(words.z) | nan_bits(words.w);
+}
+// Whether one of a row's weights is NaN in this warp's share: four lanes hold the row.
+__device__ __forceinline__ bool any_nan(unsigned bits) {
+    bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
+    bits |= __shfl_xor_sync(0xffffffffu, bits, 2);
+    return bits & 0x80808080u;
+}
+
 // Of 16 values of x the even and odd ones of each four, as widened weights are.
 __device__ __forceinline__ void arrange(uint2 (&to)[4], const x_t* __restrict__ from) {
 #pragma unroll
@@ -73,6 +85,7 @@ multiply(const x_t* __restrict__ x, const weight_t* __restrict__ weight, const f
     const weight_t* const upper = weight + (long long)min(first + g, n - 1) * k;  // beyond the last row the last again
     const weight_t* const lower = weight + (long long)min(first + g + 8, n - 1) * k;
     float sums[4] = {};
+    unsigned upper_nan = 0, lower_nan = 0;
 #pragma unroll 1
     for (int begin = warp * (STEP * LOADS) + q * 16; begin - q * 16 < k; begin += WARPS * STEP * LOADS) {
         uint4 low[LOADS], high[LOADS];
@@ -88,6 +101,7 @@ multiply(const x_t* __restrict__ x, const weight_t* __restrict__ weight, const f
             const int at = begin + l * STEP;
             uint2 b[4] = {};
             if (has_x && at < k) arrange(b, of_x + at);
+            upper_nan |= nan_bits(low[l]), lower_nan |= nan_bits(high[l]);
             mma(x_t{}, some, widen(x_t{}, low[l].x), widen(x_t{}, high[l].x), b[0]);
             mma(x_t{}, some, widen(x_t{}, low[l].y), widen(x_t{}, high[l].y), b[1]);
             mma(x_t{}, some, widen(x_t{}, low[l].z), widen(x_t{}, high[l].z), b[2]);
@@ -96,6 +110,8 @@ multiply(const x_t* __restrict__ x, const weight_t* __restrict__ weight, const f
 #pragma unroll
         for (int i = 0; i < 4; ++i) sums[i] += some[i];
     }
+    if (any_nan(upper_nan)) sums[0] = sums[1] = NAN;
+    if (any_nan(lower_nan)) sums[2] = sums[3] = NAN;
     met[warp][g][2 * q] = sums[0], met[warp][g][2 * q + 1] = sums[1];
     met[warp][g + 8][2 * q] = sums[2], met[warp][g + 8][2 * q + 1] = sums[3];
     __syncthreads();

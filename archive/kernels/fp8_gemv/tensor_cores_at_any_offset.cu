@@ -1,6 +1,6 @@
 /*---
 op = "fp8_gemv"
-note = "rows that begin anywhere; 16 rows of the matrix a block, whose warps share out k: of 8-bit weights come the two aligned 16 bytes that hold a lane's, which are shifted into place, and become pairs of 16 bits by a few operations on whole words, and tensor cores (mma.sync) multiply them by up to 8 rows of x at once, exactly; short sums are added up in float32"
+note = "rows that begin anywhere; 16 rows of the matrix a block, whose warps share out k: of 8-bit weights come the two aligned 16 bytes that hold a lane's, which are shifted into place, and become pairs of 16 bits by a few operations on whole words, and tensor cores (mma.sync) multiply them by up to 8 rows of x at once, exactly; short sums are added up in float32; a row with a NaN weight is found by three operations on four weights"
 when = "k < 1048576"
 dtypes = ["bfloat16", "float16"]
 specialize = ["k"]
@@ -82,6 +82,30 @@ __device__ __forceinline__ uint4 shifted(const Around& from, unsigned offset) {
     return make_uint4(__byte_perm(w[0], w[1], bytes), __byte_perm(w[1], w[2], bytes), __byte_perm(w[2], w[3], bytes), __byte_perm(w[3], w[4], bytes));
 }
 
+// The top bit of each byte of the result is set if the byte of the word is NaN, whose seven low bits are ones.
+__device__ __forceinline__ unsigned nan_bits(unsigned word) { return (word & 0x7f7f7f7fu) + 0x01010101u; }
+__device__ __forceinline__ unsigned nan_bits(const uint4& words) {
+    return nan_bits(words.x) | nan_bits(words.y) | nan_bits(words.z) | nan_bits(words.w);
+}
+// Whether one of a row's weights is NaN in this warp's share: four lanes hold the row.
+__device__ __forceinline__ bool any_nan(unsigned bits) {
+    bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
+    bits |= __shfl_xor_sync(0xffffffffu, bits, 2);
+    return bits & 0x80808080u;
+}
+
+// The same for the first `count` bytes only: the others belong to the next row.
+__device__ __forceinline__ unsigned nan_bits(const uint4& words, int count) {
+    const unsigned word[4] = {words.x, words.y, words.z, words.w};
+    unsigned bits = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int bytes = count - 4 * i;
+        bits |= nan_bits(bytes >= 4 ? word[i] : bytes <= 0 ? 0u : word[i] & (1u << 8 * bytes) - 1);
+    }
+    return bits;
+}
+
 // Of 16 values of x the even and odd ones of each four, as widened weights are; beyond the row they are zero.
 __device__ __forceinline__ void arrange(uint2 (&to)[4], const x_t* __restrict__ from, int count) {
     const unsigned short* const bits = reinterpret_cast<const unsigned short*>(from);
@@ -106,6 +130,7 @@ multiply(const x_t* __restrict__ x, const weight_t* __restrict__ weight, const f
     const long long upper = (long long)min(first + g, n - 1) * k, lower = (long long)min(first + g + 8, n - 1) * k;  // beyond the last row the last again
     const Around none{make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0)};
     float sums[4] = {};
+    unsigned upper_nan = 0, lower_nan = 0;
 #pragma unroll 1
     for (int begin = warp * (STEP * LOADS) + q * 16; begin - q * 16 < k; begin += WARPS * STEP * LOADS) {
         Around around[LOADS][2];
@@ -122,6 +147,7 @@ multiply(const x_t* __restrict__ x, const weight_t* __restrict__ weight, const f
             uint2 b[4] = {};
             const uint4 low = shifted(around[l][0], unsigned(upper) % 16), high = shifted(around[l][1], unsigned(lower) % 16);
             if (has_x && at < k) arrange(b, of_x + at, k - at);
+            upper_nan |= nan_bits(low, k - at), lower_nan |= nan_bits(high, k - at);
             mma(x_t{}, some, widen(x_t{}, low.x), widen(x_t{}, high.x), b[0]);
             mma(x_t{}, some, widen(x_t{}, low.y), widen(x_t{}, high.y), b[1]);
             mma(x_t{}, some, widen(x_t{}, low.z), widen(x_t{}, high.z), b[2]);
@@ -130,6 +156,8 @@ multiply(const x_t* __restrict__ x, const weight_t* __restrict__ weight, const f
 #pragma unroll
         for (int i = 0; i < 4; ++i) sums[i] += some[i];
     }
+    if (any_nan(upper_nan)) sums[0] = sums[1] = NAN;
+    if (any_nan(lower_nan)) sums[2] = sums[3] = NAN;
     met[warp][g][2 * q] = sums[0], met[warp][g][2 * q + 1] = sums[1];
     met[warp][g + 8][2 * q] = sums[2], met[warp][g + 8][2 * q + 1] = sums[3];
     __syncthreads();

@@ -1,6 +1,6 @@
 /*---
 op = "fp8_gemv"
-note = "16 or 32 rows of the matrix a block, whose warps share out k: 16-byte loads of 8-bit weights, many of them in flight, become pairs of 16 bits by a few operations on whole words, and tensor cores (mma.sync) multiply them exactly: each row of float32 x is three in bfloat16, its leading, middle and last 8 digits, so that two rows are multiplied at once; short sums are added up in float32"
+note = "16 or 32 rows of the matrix a block, whose warps share out k: 16-byte loads of 8-bit weights, many of them in flight, become pairs of 16 bits by a few operations on whole words, and tensor cores (mma.sync) multiply them exactly: each row of float32 x is three in bfloat16, its leading, middle and last 8 digits, so that two rows are multiplied at once; short sums are added up in float32; a row with a NaN weight is found by three operations on four weights"
 when = "k % 16 == 0"
 dtypes = ["float32"]
 specialize = ["k"]
@@ -48,6 +48,18 @@ __device__ __forceinline__ unsigned digits(float value, const Part& part) {
     return fabsf(value) == INFINITY ? __float_as_uint(value) & part.of_infinity : __float_as_uint(rest);
 }
 
+// The top bit of each byte of the result is set if the byte of the word is NaN, whose seven low bits are ones.
+__device__ __forceinline__ unsigned nan_bits(unsigned word) { return (word & 0x7f7f7f7fu) + 0x01010101u; }
+__device__ __forceinline__ unsigned nan_bits(const uint4& words) {
+    return nan_bits(words.x) | nan_bits(words.y) | nan_bits(words.z) | nan_bits(words.w);
+}
+// Whether one of a row's weights is NaN in this warp's share: four lanes hold the row.
+__device__ __forceinline__ bool any_nan(unsigned bits) {
+    bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
+    bits |= __shfl_xor_sync(0xffffffffu, bits, 2);
+    return bits & 0x80808080u;
+}
+
 // Of 16 values of x the even and odd ones of each four, as widened weights are.
 __device__ __forceinline__ void arrange(uint2 (&to)[4], const float* __restrict__ from, const Part& part) {
 #pragma unroll
@@ -78,6 +90,7 @@ multiply(const x_t* __restrict__ x, const weight_t* __restrict__ weight, const f
         }
     }
     float sums[TILES][4] = {};
+    unsigned nans[TILES][2] = {};
 #pragma unroll 1
     for (int begin = warp * (STEP * LOADS) + q * 16; begin - q * 16 < k; begin += WARPS * STEP * LOADS) {
         uint4 held[LOADS][TILES][2];
@@ -101,6 +114,7 @@ multiply(const x_t* __restrict__ x, const weight_t* __restrict__ weight, const f
 #pragma unroll
             for (int t = 0; t < TILES; ++t) {
                 const uint4 low = held[l][t][0], high = held[l][t][1];
+                nans[t][0] |= nan_bits(low), nans[t][1] |= nan_bits(high);
                 mma(some[t], widen(low.x), widen(high.x), b[0]);
                 mma(some[t], widen(low.y), widen(high.y), b[1]);
                 mma(some[t], widen(low.z), widen(high.z), b[2]);
@@ -116,7 +130,10 @@ multiply(const x_t* __restrict__ x, const weight_t* __restrict__ weight, const f
 #pragma unroll
     for (int t = 0; t < TILES; ++t) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) met[warp][t * 16 + i / 2 * 8 + g][2 * q + i % 2] = sums[t][i];
+        for (int h = 0; h < 2; ++h) {
+            if (any_nan(nans[t][h])) sums[t][2 * h] = sums[t][2 * h + 1] = NAN;
+            met[warp][t * 16 + h * 8 + g][2 * q] = sums[t][2 * h], met[warp][t * 16 + h * 8 + g][2 * q + 1] = sums[t][2 * h + 1];
+        }
     }
     __syncthreads();
     for (int at = threadIdx.x; at < 16 * TILES * EACH; at += 32 * WARPS) {

@@ -1,6 +1,6 @@
 /*---
 op = "fp8_gemv"
-note = "a warp makes a few rows of x times a few rows of the matrix, by 16-byte loads of which several rows' are in flight at once; 8-bit weights become floats by integer operations on whole words; x comes from the caches"
+note = "a warp makes a few rows of x times a few rows of the matrix, by 16-byte loads of which several rows' are in flight at once; 8-bit weights become floats by integer operations on whole words; x comes from the caches; a row with a NaN weight is found by three operations on four weights"
 specialize = ["k", "vec", "each"]
 require = ["WARPS <= 16"]
 
@@ -45,11 +45,25 @@ __device__ __forceinline__ void widen(float (&to)[vec], const Pack<unsigned char
     }
 }
 
+// The top bit of each byte of the result is set if a byte of the pack is NaN, whose seven low bits are ones.
+__device__ __forceinline__ unsigned nan_bits(const Pack<unsigned char>& from) {
+    unsigned bits = 0;
+    if constexpr (vec % 4 == 0) {
+#pragma unroll
+        for (int e = 0; e < vec; e += 4) bits |= (*reinterpret_cast<const unsigned*>(&from.at[e]) & 0x7f7f7f7fu) + 0x01010101u;
+    } else {
+#pragma unroll
+        for (int e = 0; e < vec; ++e) bits |= (from.at[e] & 0x7fu) + 1;
+    }
+    return bits & 0x80808080u;
+}
+
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 multiply(const x_t* __restrict__ x, const weight_t* __restrict__ matrix, const float* __restrict__ scales, out_t* __restrict__ out,
          int m, int n) {
     const int lane = threadIdx.x % 32, first = (blockIdx.x * WARPS + threadIdx.x / 32) * OF_WEIGHT, row = blockIdx.y * each;
     float sums[each][OF_WEIGHT] = {};
+    unsigned nans[OF_WEIGHT] = {};
     for (int begin = lane * vec; begin < k; begin += 32 * vec * LOADS) {
         Pack<weight_t> held[LOADS][OF_WEIGHT];
 #pragma unroll
@@ -67,7 +81,7 @@ multiply(const x_t* __restrict__ x, const weight_t* __restrict__ matrix, const f
             if (at >= k) continue;
             float values[OF_WEIGHT][vec];
 #pragma unroll
-            for (int j = 0; j < OF_WEIGHT; ++j) widen(values[j], held[l][j]);
+            for (int j = 0; j < OF_WEIGHT; ++j) widen(values[j], held[l][j]), nans[j] |= nan_bits(held[l][j]);
 #pragma unroll
             for (int i = 0; i < each; ++i) {
                 const Pack<x_t> other = *reinterpret_cast<const Pack<x_t>*>(x + (long long)min(row + i, m - 1) * k + at);
@@ -85,7 +99,7 @@ multiply(const x_t* __restrict__ x, const weight_t* __restrict__ matrix, const f
     for (int i = 0; i < each; ++i) {
 #pragma unroll
         for (int j = 0; j < OF_WEIGHT; ++j) {
-            float sum = sums[i][j];
+            float sum = nans[j] ? NAN : sums[i][j];
 #pragma unroll
             for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
             if (lane == 0 && first + j < n && row + i < m) out[(long long)(row + i) * n + first + j] = out_t(sum * 256.0f * scales[first + j]);
