@@ -4,7 +4,6 @@ If checks used only normal numbers, kernels that are wrong for other inputs woul
 the tensor's own dtype and without waiting for the GPU, because inputs are drawn anew for each timed call.
 """
 
-import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -231,24 +230,6 @@ def _nan(tensor: torch.Tensor, generator: torch.Generator) -> None:
 def _infinite(tensor: torch.Tensor, generator: torch.Generator) -> None:
     """Draw normal numbers with infinities of both signs, at most one in a row."""
     _scatter(_normal(tensor, generator), _in_turn(tensor, math.inf, generator), generator)
-
-
-def infinities_meet(tensors: Sequence[torch.Tensor], generator: torch.Generator, *, opposite: bool) -> None:
-    """Write infinities to the same places of two of these tensors, which have one shape.
-
-    Each pair gets some of the rows. Their signs are opposite if requested.
-    """
-    state = generator.get_state()
-    pairs = list(itertools.combinations(range(len(tensors)), 2))
-    for index, tensor in enumerate(tensors):
-        generator.set_state(state)
-        own = [math.inf * ((pair.index(index) == 0 or not opposite) or -1) if index in pair else 0.0 for pair in pairs]
-        either = torch.tensor([*own, *(-value for value in own)], device=tensor.device, dtype=tensor.dtype)
-        values = either[torch.arange(len(tensor), device=tensor.device) % len(either)].unsqueeze(-1)
-        rows = tensor.view(len(tensor), -1)
-        chosen = _some_rows(len(rows), tensor.device, generator) & (values != 0)
-        places = torch.randint(rows.shape[1], (len(rows), 1), generator=generator, device=tensor.device)
-        rows.scatter_(1, places, torch.where(chosen, values, rows.gather(1, places)))
 
 
 def stand_alone(tensors: Sequence[torch.Tensor], value: float, generator: torch.Generator) -> None:

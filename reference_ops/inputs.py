@@ -15,10 +15,10 @@ from reference_ops.distributions import (
     SEEDS_ALIKE,
     change_weight,
     fill,
-    infinities_meet,
     sprinkle,
     stand_alone,
 )
+from reference_ops.meeting import meet, meetings
 from reference_ops.op import (
     CLASHING,
     COUNTED_NAN,
@@ -35,7 +35,6 @@ from reference_ops.op import (
     NAN_IN_WEIGHTS,
     NORMAL,
     NOT_FINITE,
-    OPPOSITE_INFINITIES,
     OVERFLOWING,
     RUNS_OF_MINUS_INF,
     SAVED_INFINITE,
@@ -191,8 +190,7 @@ def _arrange(op: Op, workload: Workload, drawn: Tensors, values: str, generator:
     if counted := op.counted_nan.get(values):
         sprinkle(drawn[counted], math.nan, generator)
     if values in MEETING:
-        alike = [drawn[spec.name] for spec in op.of_one_shape]
-        infinities_meet(alike, generator, opposite=values == OPPOSITE_INFINITIES)
+        meet(op, workload, drawn, values, generator, rows=_rows_apart(op, workload))
     for spec in op.weights:
         change_weight(drawn[spec.name], values, generator, dtype=workload.dtype)
 
@@ -262,6 +260,18 @@ def few_extreme_seeds(op: Op, workload: Workload, rng: random.Random) -> list[in
     count, rows = len(op.extremes), op.shape(op.varied[0], workload)[0]
     first = next((index for index, name in enumerate(op.extremes) if name in (OVERFLOWING, *NOT_FINITE)), 0)
     return [rng.randrange(SEEDS // count) * count + start for start in range(first, count, rows)][:FEW_DRAWS]
+
+
+def meeting_seeds(op: Op, workload: Workload, values: str, rng: random.Random) -> list[int]:
+    """Return seeds whose draws together hold every meeting of this arrangement."""
+    count = len(meetings(op, values))
+    firsts = range(0, count, _rows_apart(op, workload))
+    return [rng.randrange(SEEDS // count) * count + first for first in firsts]
+
+
+def _rows_apart(op: Op, workload: Workload) -> int:
+    """Return how many rows of a draw have results of their own."""
+    return op.shape(op.varied[0], workload)[0] if has_rows_of_extremes(op) else 1
 
 
 def seeds_in_turn(op: Op, workload: Workload, values: str, rng: random.Random) -> list[int]:

@@ -70,9 +70,9 @@ EXTREMES = (ZERO, MINUTE, SUBNORMAL, SATURATING, OVERFLOWING, *NOT_FINITE)
 # Arrangements of every op with inputs that are not drawn by rows.
 NAN_IN_WEIGHTS, INFINITE_WEIGHTS, MINUTE_WEIGHTS = "NaN_in_weights", "infinite_weights", "minute_weights"
 OF_WEIGHTS = (NAN_IN_WEIGHTS, INFINITE_WEIGHTS, MINUTE_WEIGHTS)
-# Arrangements of every op with several inputs of one shape: infinities at the same places of each, with equal or
-# opposite signs.
-MEETING = EQUAL_INFINITIES, OPPOSITE_INFINITIES = "equal_infinities", "opposite_infinities"
+# Arrangements of every op with two inputs that share elements: infinities in both, or one of them beside NaN or zero.
+EQUAL_INFINITIES, OPPOSITE_INFINITIES, SPECIAL_PAIRS = "equal_infinities", "opposite_infinities", "special_pairs"
+MEETING = (EQUAL_INFINITIES, OPPOSITE_INFINITIES, SPECIAL_PAIRS)
 # An arrangement for each input of an op that exempts NaN, unless it exempts this, too: NaN where a result depends on
 # it.
 COUNTED_NAN = "NaN_that_counts"
@@ -299,19 +299,19 @@ class Op:
         """The names of all arrangements that every evaluation tests."""
         causes = {NAN_IN_WEIGHTS: NAN, INFINITE_WEIGHTS: INFINITE, MINUTE_WEIGHTS: MINUTE}
         met = [name for name, cause in causes.items() if not {name, cause} & {*self.exempt}] if self.weights else []
-        return (*self.arranged, *met, *self.counted_nan, *(MEETING if len(self.of_one_shape) > 1 else ()))
+        return (*self.arranged, *met, *self.counted_nan, *(MEETING if self.meeting else ()))
 
     @property
-    def of_one_shape(self) -> tuple[TensorSpec, ...]:
-        """The largest group of inputs drawn by rows that have one shape.
+    def meeting(self) -> tuple[tuple[TensorSpec, TensorSpec], ...]:
+        """The pairs of inputs drawn by rows of which one has all dims of the other, so that their elements meet.
 
-        Empty where infinities need not be at the same places.
+        Empty where NaN or infinities are left open.
         """
         if self.saved or {NAN, INFINITE} & {*self.exempt}:
             return ()
-        shapes = dict.fromkeys(spec.dims for spec in self.varied)
-        alike = [tuple(spec for spec in self.varied if spec.dims == dims) for dims in shapes]
-        return max(alike, key=len, default=())
+        able = [one for one in self.varied if one.dims and DTYPES[one.dtype or self.dtypes[0]].itemsize > 1]
+        pairs = itertools.combinations(able, 2)
+        return tuple((a, b) for a, b in pairs if {*a.dims} <= {*b.dims} or {*b.dims} <= {*a.dims})
 
     @property
     def counted_nan(self) -> dict[str, str]:

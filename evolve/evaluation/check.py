@@ -21,8 +21,16 @@ from evolve.evaluation.buffers import (
     unwritten,
 )
 from evolve.evaluation.truth import truth
-from reference_ops.inputs import extreme_seeds, few_extreme_seeds, inputs_at, mixed_seed, mixtures_needed, seeds_in_turn
-from reference_ops.op import EXTREME_ROWS, MIXED, NORMAL, Op, Tensors, Workload
+from reference_ops.inputs import (
+    extreme_seeds,
+    few_extreme_seeds,
+    inputs_at,
+    meeting_seeds,
+    mixed_seed,
+    mixtures_needed,
+    seeds_in_turn,
+)
+from reference_ops.op import EXTREME_ROWS, MEETING, MIXED, NORMAL, Op, Tensors, Workload
 from reference_ops.precision import TORCH_DTYPES
 
 UNUSED = "unused "
@@ -180,10 +188,14 @@ class Inspector:
     def _draws(self, op: Op, workload: Workload, values: str, *, few: bool, in_turn: bool) -> list[Draw]:
         """Return one draw of these values.
 
-        Rows of extremes are drawn until every extreme has occurred, or a `few` times.
+        Rows of extremes are drawn until every extreme has occurred, or a `few` times. Likewise, special values meet in
+        one draw, or in as many as it takes until all of them have met.
         """
         if values == EXTREME_ROWS:
             seeds = (few_extreme_seeds if few else extreme_seeds)(op, workload, self.rng)
+        elif values in MEETING and values in op.arrangements:
+            seeds = meeting_seeds(op, workload, values, self.rng)
+            seeds = self.rng.sample(seeds, 1) if few else seeds
         else:
             seeds = seeds_in_turn(op, workload, values, self.rng) if in_turn else [self.rng.randrange(2**31)]
         return [Draw(op, workload, seed, values) for seed in seeds]

@@ -298,7 +298,7 @@ def _few_extremes(op: Op) -> tuple[str, ...]:
 def check_stretched(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
     """Check every arrangement where one dim is long, and rows of every extreme, or one extreme if there are few rows.
 
-    Of the arrangements of weights, and of infinities at the same places, only one each is checked, because they depend
+    Of the arrangements of weights, and of special values that meet, only one each is checked, because they depend
     little on the length.
     """
     listed = max(op.shape(op.varied[0], workload)[:1] for workload in op.listed)
@@ -306,8 +306,9 @@ def check_stretched(programs: Compiled[Program], op: Op, inspector: Inspector) -
         longer_rows = op.shape(op.varied[0], workload)[:1] <= listed  # rows must be longer, not only more numerous
         every = longer_rows and meets_extremes_by_rows(op, workload)
         numbers = (EXTREME_ROWS,) if every else (NORMAL, *inspector.rng.sample(op.extremes, min(1, len(op.extremes))))
-        left = inspector.rng.sample(OF_WEIGHTS, len(OF_WEIGHTS) - 1) + inspector.rng.sample(MEETING, 1)
-        inspector.check_on(program, op, workload, (*numbers, *(name for name in op.arrangements if name not in left)))
+        left = inspector.rng.sample(OF_WEIGHTS, len(OF_WEIGHTS) - 1) + inspector.rng.sample(MEETING, len(MEETING) - 1)
+        inspector.check_on(program, op, workload, numbers)
+        inspector.check_on(program, op, workload, [one for one in op.arrangements if one not in left], few=True)
 
 
 def check_declared(programs: Compiled[Program], op: Op, inspector: Inspector, *, confirm: bool) -> None:
@@ -316,11 +317,10 @@ def check_declared(programs: Compiled[Program], op: Op, inspector: Inspector, *,
     Rows of every extreme are checked at one workload of each kind of rows, because a kernel may treat each kind
     differently. Where rows depend on each other, only two extremes are checked.
     """
-    names = inspector.rng.sample(op.arrangements, len(op.arrangements))
-    if confirm:
-        names += inspector.rng.sample(op.extremes, len(op.extremes))
+    several = (op.arrangements, op.extremes) if confirm else (op.arrangements,)
+    names = [name for some in several for name in inspector.rng.sample(some, len(some))]
     for (workload, program), name in zip(programs.declared, itertools.cycle(names), strict=False):
-        inspector.check_on(program, op, workload, (name,))
+        inspector.check_on(program, op, workload, (name,), few=True)
     in_any_order = inspector.rng.sample(programs.declared, len(programs.declared))
     for workload, program in {without_rows(op, pair[0]): pair for pair in in_any_order}.values():
         few = inspector.rng.sample(op.extremes, min(EXTREMES_AT_ONCE, len(op.extremes)))

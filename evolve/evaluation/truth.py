@@ -20,10 +20,12 @@ from reference_ops.op import (
     MEETING,
     MINUS_INF,
     SAVED_INFINITE,
+    SPECIAL_PAIRS,
     Op,
     Tensors,
     Workload,
 )
+from reference_ops.precision import GeluOfInfinity
 
 PERTURBATIONS, REPETITIONS = 6, 16
 NEAR = 2.0**-20  # largest relative change, 16 roundings of float32
@@ -35,6 +37,7 @@ STAND_INS = ((500.0, -300.0), (1.0, -0.6))
 PRODUCTS_IN_TURN = 12  # up to this many products added one after the other are no less exact than rounding the inputs
 # Inputs that contain infinities, for which a result may be infinite in place of NaN.
 WITH_INFINITIES = (INFINITE, MINUS_INF, CLASHING, SAVED_INFINITE, INFINITE_WEIGHTS, *MEETING)
+WITH_NAN = (CLASHING, SPECIAL_PAIRS)  # inputs that contain infinities and NaN
 Rows = slice | EllipsisType  # the index of some rows of an output, which may have no dims
 
 
@@ -115,7 +118,7 @@ class Truth:
             of_weights=group.counts_where_it_matters,
             depends=None if self.op.nan_spreads and group.nan_alone else lambda: self.dependent[index][rows],
             lost=lambda: self._lost(index)[rows],
-            of_nan=(lambda: self._of_nan_alone[index][rows]) if group.values == CLASHING else None,
+            of_nan=(lambda: self._of_nan_alone[index][rows]) if group.values in (CLASHING, SPECIAL_PAIRS) else None,
         )
 
     def _lost(self, index: int) -> torch.Tensor:
@@ -159,7 +162,10 @@ class Truth:
 
     @cached_property
     def baseline(self) -> tuple[torch.Tensor, ...]:
-        return self.op.call_baseline(self.inputs, self.workload) if self.op.baseline else self.pytorch
+        if not self.op.baseline:
+            return self.pytorch
+        with GeluOfInfinity():
+            return self.op.call_baseline(self.inputs, self.workload)
 
     def sums(self, index: int, group: RowGroup) -> Sums:
         terms = self.op.terms(self.workload, self.op.tolerance.sums)
@@ -272,7 +278,9 @@ def truth(
 ) -> Truth:
     """Compute the expected outputs. Called only after the candidate has run on the same inputs."""
     expected = op.call_in_float64(inputs, workload)
-    return Truth(op, workload, values, seed, inputs, op.call(inputs, workload), expected, passes)
+    with GeluOfInfinity():
+        pytorch = op.call(inputs, workload)
+    return Truth(op, workload, values, seed, inputs, pytorch, expected, passes)
 
 
 def defined(op: Op, workload: Workload, torch_device: str, *, finite: bool = False) -> bool:

@@ -237,6 +237,11 @@ AT = {
     "PyTorch's result is a number",
     "clashing": "some rows hold NaN beside an infinity, or two infinities, here: an infinite maximum or sum must not "
     "hide NaN",
+    "equal_infinities": "two inputs are the same infinity at an element here: inf - inf is NaN",
+    "opposite_infinities": "two inputs are infinities of opposite signs at an element here: the result has the sign of "
+    "PyTorch's, and inf - inf is NaN",
+    "special_pairs": "two inputs are special at an element here: NaN beside an infinity or zero, or an infinity beside "
+    "zero",
     "infinite_weights": "some weights are infinite here: they must not be cut off, and inf - inf is NaN",
     "minute_weights": "all weights and biases are around 1e-8 here: nothing may pass through float16 on its way",
     "minus_inf_rows": "some rows consist only of -inf here: a search that begins at -inf finds nothing, and -inf minus "

@@ -147,6 +147,9 @@ VALUES = {
     "saved_infinite": "a few infinities in what the forward saved",
     "minus_inf_rows": "rows of only -inf",
     "clashing": "NaN beside infinities, and several infinities in a row",
+    "equal_infinities": "the same infinity in two inputs at an element",
+    "opposite_infinities": "infinities of opposite signs in two inputs at an element",
+    "special_pairs": "NaN, an infinity or zero in two inputs at an element",
     "mixed": "rows of each kind",
 }  # fmt: skip
 

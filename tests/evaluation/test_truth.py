@@ -284,3 +284,16 @@ def test_a_use_of_a_parameter_has_finite_results() -> None:
     zero = replace(op.emulated[0], parameters=tuple((n, 0 if n == "step" else v) for n, v in op.emulated[0].parameters))
     assert not defined(op, zero, "cpu", finite=True)  # at step 0 the bias corrections divide by zero
     assert defined(op, op.emulated[0], "cpu", finite=True)
+
+
+@pytest.mark.parametrize("name", ["gelu", "geglu", "gemm_bias_gelu", "conv2d_bias_gelu"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_pytorch_does_not_leave_gelu_of_infinity_open(name: str, dtype: str) -> None:
+    """PyTorch's vectorised code on the CPU returns NaN for it."""
+    op = catalog.load(name)
+    workload = next(one for one in op.emulated if one.dtype == dtype)
+    for values in (INFINITE, *(one for one in (EQUAL_INFINITIES, OPPOSITE_INFINITIES) if one in op.arrangements)):
+        known = truth(op, workload, values, 3, inputs_at(op, workload, 3, "cpu", values))
+        infinite = known.expected[0].isinf()
+        assert bool(infinite.any())
+        assert torch.equal(known.pytorch[0][infinite].double(), known.expected[0][infinite])

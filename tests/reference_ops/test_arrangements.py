@@ -8,11 +8,9 @@ from reference_ops import catalog
 from reference_ops.arrangements import filled, of_indices, of_mask, of_order, sprinkled
 from reference_ops.inputs import row_groups
 from reference_ops.op import (
-    EQUAL_INFINITIES,
     EXTREMES,
     NAN_IN_WEIGHTS,
     NORMAL,
-    OPPOSITE_INFINITIES,
     Op,
 )
 
@@ -150,31 +148,6 @@ def test_moved_scores_are_far_below_zero_and_far_above_and_differ(name: str) -> 
     assert bool((scores.mean(-1) < -100).any())
     assert bool((scores.mean(-1) > 100).any())
     assert float(scores.std(-1).min()) > 0
-
-
-@pytest.mark.parametrize(("values", "sign"), [(EQUAL_INFINITIES, 1), (OPPOSITE_INFINITIES, -1)])
-def test_two_inputs_have_infinities_at_the_same_places(values: str, sign: int) -> None:
-    inputs = drawn(catalog.load("add_layer_norm"), values)
-    x, residual = inputs["x"], inputs["residual"]
-    assert bool(x.isinf().any())
-    assert torch.equal(x.isinf(), residual.isinf())
-    assert torch.equal(x[x.isinf()], sign * residual[x.isinf()])
-    assert not bool(inputs["weight"].isinf().any())
-
-
-def test_every_two_of_three_inputs_have_infinities_at_the_same_places() -> None:
-    op = catalog.load("sgd_momentum")
-    inputs = drawn(op, OPPOSITE_INFINITIES, op.emulated[-1])
-    infinite = torch.stack([inputs[name].isinf() for name in ("param", "grad", "momentum_buffer")])
-    assert {*infinite.sum(0).tolist()} == {0, 2}
-    assert bool(infinite.any(1).all())
-
-
-@pytest.mark.parametrize("name", ["relu", "gelu_backward", "causal_attention", "rms_norm"])
-def test_no_infinities_at_the_same_places_for_a_single_input_for_gradients_or_where_they_are_left_open(
-    name: str,
-) -> None:
-    assert not {EQUAL_INFINITIES, OPPOSITE_INFINITIES} & {*catalog.load(name).arrangements}
 
 
 def test_fp8_is_tested_with_numbers_halfway_between_two_neighbours() -> None:
