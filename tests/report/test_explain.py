@@ -16,7 +16,7 @@ from evolve.evaluation import buffers, timing
 from evolve.report import explain, explained_steps
 from evolve.report.explain import explanation
 from evolve.report.explained_steps import MEANINGS, NAMES, WHEN_TIMED, EvaluationStep, stopped_at
-from reference_ops.op import DISTRIBUTIONS, EXTREMES, MIXED
+from reference_ops.op import DISTRIBUTIONS, EXTREMES, MEETING, MIXED
 
 W = "rows=8 cols=16 float32"
 FAILURES = [outcome for outcome in Outcome if outcome is not Outcome.PASSED]
@@ -155,7 +155,7 @@ def test_the_log_of_a_wrong_timed_output_contains_the_words_that_identify_it() -
 
 
 def test_every_distribution_of_values_is_described() -> None:
-    assert explained_steps.VALUES.keys() == {*DISTRIBUTIONS, *EXTREMES, MIXED}
+    assert explained_steps.VALUES.keys() == {*DISTRIBUTIONS, *EXTREMES, *MEETING, MIXED}
 
 
 def test_every_outcome_has_a_meaning() -> None:
