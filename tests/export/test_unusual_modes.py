@@ -9,7 +9,7 @@ from emulated_machine import EmulatedMachine, primitives
 from torch import Tensor
 
 from evolve.export.families import forms
-from evolve.export.template.functions import Function
+from evolve.export.template.functions import Function, Functions
 from reference_ops import catalog
 
 FORMS = {form.name: form for form in forms()}
@@ -105,3 +105,20 @@ def test_recorded_statistics_do_not_count_as_changed_in_the_backward_of_an_earli
     called(x, *statistics, weight, bias, True)
     assert machine.launched
     first.square().sum().backward()
+
+
+@pytest.mark.parametrize("transform", ["vmap", "grad"])
+def test_a_transform_of_torch_func_in_a_graph_is_left_to_pytorch(tmp_path: Path, transform: str) -> None:
+    machine = EmulatedMachine(by_reference=True)
+    ops = primitives(["softmax", "softmax_backward"], tmp_path, machine)
+    softmax = Functions([FORMS["softmax"]], ops, f"transformed_{transform}_kernels")["softmax"]
+
+    def total(x: Tensor, of: Callable[..., Tensor]) -> Tensor:
+        return of(x, -1).square().sum()
+
+    transformed = {"vmap": torch.vmap(total, (0, None)), "grad": torch.func.grad(total)}[transform]
+    x = torch.randn(3, 4, 5)
+    torch._dynamo.reset()
+    compiled: Callable[..., Tensor] = torch.compile(lambda x: transformed(x, softmax), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), transformed(x, torch.softmax))
+    assert not machine.launched

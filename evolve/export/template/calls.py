@@ -15,6 +15,7 @@ from reference_ops.precision import TORCH_DTYPES
 ALIGNMENT = 16  # alignment in bytes on which every kernel relies
 TIME, STEPS = "time", 2
 RECURRENT = {TIME, "hidden"}  # names of a recurrent layer's dims
+TRANSFORMED = "torch.func transforms the call; under vmap, PyTorch batches its own op"
 NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
@@ -41,7 +42,7 @@ def _state() -> str:
     if torch._C._len_torch_dispatch_stack():  # noqa: SLF001 - there is no public way to ask
         return "a dispatch mode is active"
     if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001 - there is no public way to ask
-        return "torch.func transforms the call; under vmap, PyTorch batches its own op"
+        return TRANSFORMED
     if forward_ad._current_level >= 0:  # noqa: SLF001 - there is no public way to ask
         return "forward-mode differentiation is on"
     return ""

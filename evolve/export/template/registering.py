@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.library import Library, register_autograd
 from torch.utils._python_dispatch import _disable_current_modes
 
+from evolve.export.template.calls import TRANSFORMED
 from evolve.export.template.folding import MOST_RANK
 from evolve.export.template.forms import NOTHING_LOST, Call, Lost
 from evolve.export.template.gradients import Gradients, Step, keep, left
@@ -62,8 +63,11 @@ class Registry:
         self._lock = threading.RLock()
 
     def define(self, name: str) -> bool:
-        """Define the opaque op of this name, and those of its backward. Return whether there is one."""
+        """Define the opaque op of this name, and those of its backward. Return whether a graph may contain it now."""
         if name not in self._primitives or not self._primitives[name].has_kernels:
+            return False
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001 - there is no public way to ask
+            self._reasons[name] = TRANSFORMED  # an opaque op has no rule for batches
             return False
         if name not in self._defined:
             with self._lock, _disable_current_modes():
