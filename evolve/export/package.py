@@ -1,21 +1,13 @@
 """Export: writes confirmed champions that beat PyTorch as an installable Python package."""
 
-import ctypes
 import hashlib
 import inspect
 import itertools
 import keyword
-import multiprocessing
-import os
 import re
 import shlex
 import shutil
-import signal
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,26 +18,21 @@ from archive.store import Store
 from evolve.devices.cuda.translation import source
 from evolve.errors import UserError
 from evolve.export import families, formats, generated, runtime_copy, texts, winners
+from evolve.export.compilers import Image, Watch, compilers
 from evolve.export.portable import portable
 from evolve.export.runtime_copy import NotPortableError
 from evolve.export.template import cubins, manifest
 from evolve.export.template.calls import MissingError
 from evolve.export.template.manifest import ExportedEntry, Shipped, ShippedCubin
-from evolve.export.template.nvrtc import CompileError, nvrtc
+from evolve.export.template.nvrtc import CompileError
 from evolve.export.winners import NoWinnerError
 from evolve.op_on_device import point
 from reference_ops import catalog
 from reference_ops.op import Number, Op
 
 OTHERWISE = "--pytorch-too exports a function that runs PyTorch; times of the emulated device are never exported"
-MOST_COMPILED_HERE = 16  # kernels
-PR_SET_PDEATHSIG = 1
-Image = Callable[[str, str], bytes]  # the cubin of a text for an architecture
 Sources = Mapping[str, tuple[tuple[str, str], ...]]  # key: kernel id; value: texts to compile, with their architectures
 TAKEN_PACKAGES = (*runtime_copy.ROOTS, "torch", "cupy", "numpy", "test", "tests")
-
-
-Watch = Callable[[int, int], None]  # called with the number of kernels compiled since the last call, and the total
 
 
 @dataclass(frozen=True)
@@ -148,51 +135,6 @@ def _sources(
     )
 
 
-@contextmanager
-def _compilers(wanted: Iterable[tuple[str, str]], watch: Watch) -> Iterator[Image]:
-    """Compile these texts for their architectures in separate processes: NVRTC gains little from threads.
-
-    Yield a function that waits for the cubin of a text and returns it. Cubins in the cache on disk are not compiled
-    again. If there are only a few texts, they are compiled in this process, because starting others would take as long.
-    """
-    new = [one for one in dict.fromkeys(wanted) if cubins.remembered(*one) is None]
-    try:
-        if len(new) > MOST_COMPILED_HERE:
-            nvrtc()
-    except MissingError:
-        new = []
-    if len(new) <= MOST_COMPILED_HERE:
-        yield cubins.compiled
-        return
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([cubins.__name__])
-    # macOS lacks `sched_getaffinity`
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    pool = ProcessPoolExecutor(cores, context, _end_with_the_export)
-    try:
-        made = {one: pool.submit(cubins.compiled, *one) for one in new}
-        watch(0, len(new))
-        for future in made.values():
-            future.add_done_callback(lambda _: watch(1, len(new)))
-
-        def image(text: str, arch: str) -> bytes:
-            try:
-                return made[text, arch].result() if (text, arch) in made else cubins.compiled(text, arch)
-            except BrokenProcessPool as error:
-                raise CompileError("a process that compiled kernels was ended, perhaps for lack of memory") from error
-
-        yield image
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _end_with_the_export() -> None:
-    """Leave Ctrl-C to the export's process, and end this process if the export is killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
 @dataclass(frozen=True)
 class _OpFiles:
     """The files and the manifest entry of one op."""
@@ -238,7 +180,7 @@ def export(
             )
             skipped.append(SkippedOp(op.name, str(error), f"{error.hint or run}; {OTHERWISE}"))
     every = [texts for _, _, one in chosen.values() for texts in one.sources.values()] if packing.cubins else []
-    with _compilers(itertools.chain(*every), packing.watch) as image:
+    with compilers(itertools.chain(*every), packing.watch) as image:
         for op, path, kernels in chosen.values():
             try:
                 parts[op.name] = _op_files(op, path, kernels, image if packing.cubins else None)

@@ -11,7 +11,7 @@ from gpu_records import H200, archive_of, confirmed, everywhere, ops, simple
 
 from archive.binding import bind
 from evolve.devices.cuda.translation import source
-from evolve.export import package
+from evolve.export import compilers
 from evolve.export.package import ExportReport, Packing, export
 from evolve.export.template import cached, cubins, driver, manifest, nvrtc
 from evolve.export.template.calls import MissingError
@@ -173,7 +173,7 @@ def _with_nvrtc() -> None:
 def test_many_kernels_are_compiled_in_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled_here: list[str] = []
     shown: list[tuple[int, int]] = []
-    monkeypatch.setattr(package, "MOST_COMPILED_HERE", 0)
+    monkeypatch.setattr(compilers, "MOST_COMPILED_HERE", 0)
     monkeypatch.setattr(nvrtc.Nvrtc, "compiled", lambda _self, text, _arch: compiled_here.append(text))
     monkeypatch.setenv(cached.VARIABLE, str(tmp_path / "cache"))
     packing = Packing(cubins=True, watch=lambda *progress: shown.append(progress))
