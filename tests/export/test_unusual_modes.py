@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -119,6 +120,10 @@ def test_a_transform_of_torch_func_in_a_graph_is_left_to_pytorch(tmp_path: Path,
     transformed = {"vmap": torch.vmap(total, (0, None)), "grad": torch.func.grad(total)}[transform]
     x = torch.randn(3, 4, 5)
     torch._dynamo.reset()
-    compiled: Callable[..., Tensor] = torch.compile(lambda x: transformed(x, softmax), backend="eager", fullgraph=True)
+
+    def run(x: Tensor) -> Any:
+        return transformed(x, softmax)
+
+    compiled: Callable[..., Tensor] = torch.compile(run, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), transformed(x, torch.softmax))
     assert not machine.launched
