@@ -206,11 +206,16 @@ def _overflowing(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def sprinkle(tensor: torch.Tensor, value: float, generator: torch.Generator) -> None:
-    """Set a few elements of a tensor, or one in 64 of a vector, to NaN or an infinity, with alternating signs."""
+    """Set a few elements of a tensor, or one in 64 of a vector, to NaN or an infinity, with alternating signs.
+
+    Two elements of a tensor always have both signs.
+    """
     flat = tensor.view(-1)
     count = FEW_NAN if tensor.ndim > 1 else 1 + len(flat) // SHARE_OF_NAN
     places = torch.randint(len(flat), (count,), generator=generator, device=flat.device)
-    flat[places[::2]], flat[places[1::2]] = value, -value
+    places[1:2] = (places[:1] + 1 + places[1:2] % max(1, len(flat) - 1)) % len(flat)  # never at one place: both signs
+    flat[places[2::2]], flat[places[3::2]] = value, -value
+    flat[places[:1]], flat[places[1:2]] = value, -value
 
 
 def change_weight(tensor: torch.Tensor, values: str, generator: torch.Generator, *, dtype: str) -> None:
@@ -310,8 +315,8 @@ def _minus_inf_rows(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 def _some_rows(count: int, device: torch.device, generator: torch.Generator) -> torch.Tensor:
     chosen = torch.empty((count, 1), dtype=torch.bool, device=device).bernoulli_(SHARE_NOT_FINITE, generator=generator)
-    one = torch.randint(count, (1,), generator=generator, device=device)
-    chosen[one] = chosen[(one + 1) % count] = True
+    one = torch.randint(max(1, count - 1), (1,), generator=generator, device=device)
+    chosen[one] = chosen[(one + 1) % count] = True  # neighbours: in one of them, infinities are negative
     return chosen
 
 

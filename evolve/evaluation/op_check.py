@@ -14,7 +14,7 @@ import torch
 from evolve.evaluation.allowed_errors import leeway
 from evolve.evaluation.compare import alike
 from evolve.evaluation.truth import Truth, of_more_bits, truth
-from reference_ops.inputs import RowGroup, inputs_at
+from reference_ops.inputs import SEEDS, RowGroup, inputs_at
 from reference_ops.op import (
     CLASHING,
     INFINITE,
@@ -73,14 +73,15 @@ def blind_spots(
     """Return the faults that an evaluation here would miss; `quick` tries only inputs that evaluations draw.
 
     A corruption may pass by chance, for example if a number has few bits to lose. It counts only if it passes again
-    with two other seeds and then, on any values, with most of some further seeds.
+    with two other seeds and then, on any values, with most of some further seeds. These seeds are random, because
+    consecutive seeds mix the distributions in the same order, so that one corruption would pass with all or none.
     """
     found = _spots(op, workload, seed, torch_device, quick=quick)
-    shown = Counter[tuple[str, str]]()
+    rng, shown = random.Random(seed), Counter[tuple[str, str]]()
     for turn in range(1, 1 + SECOND_LOOKS + FURTHER_LOOKS):
         if not found:
             break
-        again = _spots(op, workload, seed + turn, torch_device, quick=quick)
+        again = _spots(op, workload, rng.randrange(SEEDS), torch_device, quick=quick)
         if turn <= SECOND_LOOKS:
             kinds = {spot.kind for spot in again}
             found = tuple(spot for spot in found if spot.kind in kinds)

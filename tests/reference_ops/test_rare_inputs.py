@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from reference_ops import catalog
-from reference_ops.distributions import ONLY_KEY_NAN
+from reference_ops.distributions import ONLY_KEY_NAN, fill, sprinkle
 from reference_ops.edges import exceeds_16_bits, with_other_elements
 from reference_ops.inputs import inputs_at
-from reference_ops.op import DTYPES, Workload
+from reference_ops.op import DTYPES, INFINITE, Workload
 
 MOST_BYTES = 2**21
 
@@ -101,3 +101,18 @@ def test_a_shape_exceeds_16_bits_if_a_size_or_an_image_does(h: int, w: int, exce
     sizes = (("n", 1), ("c", 1), ("h", h), ("w", w))
     parameters = (("kernel", 1), ("stride", 1), ("padding", 0))
     assert exceeds_16_bits(catalog.load("avg_pool2d"), Workload("float32", sizes, parameters)) == exceeds
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_infinite_weights_have_both_signs_however_few_there_are(size: int) -> None:
+    for seed in range(50):
+        matrix = torch.zeros(1, size)
+        sprinkle(matrix, math.inf, torch.Generator().manual_seed(seed))
+        assert {math.inf, -math.inf} <= {*matrix.flatten().tolist()}
+
+
+def test_infinities_of_three_rows_have_both_signs() -> None:
+    for seed in range(50):
+        rows = torch.zeros(3, 5)
+        fill(rows, INFINITE, torch.Generator().manual_seed(seed))
+        assert {math.inf, -math.inf} <= {*rows.flatten().tolist()}
