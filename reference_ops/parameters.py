@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from reference_ops.op import DTYPES, Op, Workload
+from reference_ops.op import DTYPES, INFINITE, NAN, NAN_IN_WEIGHTS, RUNS_OF_MINUS_INF, Op, Workload
 from reference_ops.shapes import (
     LEAST_DECAY,
     MORE,
@@ -46,6 +46,28 @@ def special_parameters(op: Op, accepts: Callable[[Workload], bool], most_bytes: 
         )
         found += itertools.islice((tried for tried in tries if op.is_valid(tried) and accepts(tried)), 1)
     return tuple(found)
+
+
+def not_finite_where_it_matters(op: Op, workload: Workload) -> tuple[str, ...]:
+    """Return the extremes and arrangements, not finite, on which unusual parameters matter.
+
+    Where a term vanishes, its factors may be NaN or infinite. A negative parameter turns an infinity into the other.
+    """
+    if has_vanishing_term(op, workload):
+        names: tuple[str, ...] = (NAN, INFINITE, NAN_IN_WEIGHTS)
+    else:
+        names = (INFINITE, *_with_runs(op)) if has_negative(op, workload) else ()
+    return tuple(name for name in names if name in (*op.extremes, *op.arrangements))
+
+
+def _with_runs(op: Op) -> tuple[str, ...]:
+    return tuple(name for name in op.arrangements if name.endswith(RUNS_OF_MINUS_INF))
+
+
+def has_negative(op: Op, workload: Workload) -> bool:
+    """Return whether a floating-point parameter is negative here, but in no listed workload."""
+    least = {name: min(dict(one.parameters)[name] for one in op.listed) for name, _ in workload.parameters}
+    return any(isinstance(value, float) and value < 0 <= least[name] for name, value in workload.parameters)
 
 
 def has_vanishing_term(op: Op, workload: Workload) -> bool:

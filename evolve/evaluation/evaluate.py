@@ -32,7 +32,6 @@ from reference_ops.op import (
     MINUS_INF,
     MIXED,
     NAN,
-    NAN_IN_WEIGHTS,
     NORMAL,
     OF_WEIGHTS,
     SAVED_NAN,
@@ -41,7 +40,7 @@ from reference_ops.op import (
     Op,
     Workload,
 )
-from reference_ops.parameters import has_vanishing_term
+from reference_ops.parameters import not_finite_where_it_matters
 from reference_ops.shapes import integers_of, without_rows
 
 WARM_UP, FLOAT32 = "softmax", "float32"
@@ -268,15 +267,15 @@ def check_once(programs: Compiled[Program], op: Op, inspector: Inspector) -> Non
     """Check edges on normal inputs, long rows on all distributions, and single rows on values that other rows can hide.
 
     Long rows also get NaN. A vanishing term is checked on inputs that are not finite, whose product with zero is NaN, a
-    size beyond 16 bits with the last index everywhere, and a size of 1, a special case in kernels, on a few extremes.
+    negative parameter on infinities, a size beyond 16 bits with the last index everywhere, and a size of 1, a special
+    case in kernels, on a few extremes.
     """
     for workload, program in programs.long:
         alone = [name for name in OF_A_SINGLE_ROW if name in (*op.values, *op.extremes)]
         several = (MIXED, NAN) if NAN in op.extremes else (MIXED,)
         inspector.check_on(program, op, workload, alone if op.shape(op.varied[0], workload)[0] == 1 else several)
-    not_finite = [name for name in (NAN, INFINITE, NAN_IN_WEIGHTS) if name in (*op.extremes, *op.arrangements)]
     for workload, program in programs.once:
-        names = [NORMAL, *(not_finite if has_vanishing_term(op, workload) else ())]
+        names = [NORMAL, *not_finite_where_it_matters(op, workload)]
         names += [name for name in op.arrangements if name.endswith(ALL_LAST) and exceeds_16_bits(op, workload)]
         inspector.check_on(program, op, workload, names)
     for workload, program in programs.edges:

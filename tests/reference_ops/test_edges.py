@@ -19,13 +19,14 @@ from reference_ops.edges import (
     small_sizes,
     windows_past_borders,
 )
-from reference_ops.op import DTYPES, Op, Workload
+from reference_ops.op import DTYPES, INFINITE, NAN, RUNS_OF_MINUS_INF, Op, Workload
 from reference_ops.parameters import (
     SPECIAL,
     beyond_listed,
     crossed_parameters,
     far_apart,
     has_vanishing_term,
+    not_finite_where_it_matters,
     special_parameters,
 )
 
@@ -299,6 +300,19 @@ def test_each_dtype_has_a_long_row_for_each_distribution_and_once_a_single_row()
 def test_there_are_no_long_rows_where_rows_depend_on_each_other_or_are_images() -> None:
     for name in ("clip_grad_norm", "sum_columns", "conv2d", "relu"):
         assert not long_rows(catalog.load(name), anything, random.Random(1), 2**21)
+
+
+def test_a_negative_parameter_is_tested_with_infinities_and_a_vanishing_term_with_nan_too() -> None:
+    slope, softmax = catalog.load("leaky_relu"), catalog.load("masked_softmax")
+
+    def tested(op: Op, **parameters: float) -> set[str]:
+        return {*not_finite_where_it_matters(op, replace(op.emulated[0], parameters=tuple(parameters.items())))}
+
+    assert tested(slope, negative_slope=-0.01) == {INFINITE}
+    assert tested(slope, negative_slope=0.0) == {NAN, INFINITE}
+    assert tested(slope, negative_slope=10.0) == set()
+    assert tested(softmax, scale=-0.125) == {INFINITE, f"x_{RUNS_OF_MINUS_INF}"}
+    assert any(tested(softmax, **dict(one.parameters)) for one in special_parameters(softmax, anything, 2**18))
 
 
 def test_a_term_vanishes_where_a_parameter_is_zero_or_one_and_no_listed_one_is() -> None:

@@ -46,7 +46,7 @@ template <class T> __device__ __forceinline__ void store(T* to, const float (&fr
 }
 
 __device__ __forceinline__ float power(float base, float beta) {
-    if (beta != 0.75f) return powf(base, -beta);
+    if (beta != 0.75f || base < 0.0f) return powf(base, -beta);  // the power of -inf is 0, but its root is NaN
     const float root = sqrtf(base);
     return 1.0f / (root * sqrtf(root));
 }
