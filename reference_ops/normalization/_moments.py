@@ -9,11 +9,14 @@ def moments_as_on_a_gpu(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     """Return the mean and the variance of each row in float32, by Welford's updates and merges of pairs."""
     count, mean, squares = (torch.zeros(len(rows), THREADS) for _ in range(3))
     for part in rows.split(THREADS, 1):
-        width = part.shape[1]
-        off = part - mean[:, :width]
-        count[:, :width] += 1
-        mean[:, :width] += off / count[:, :width]
-        squares[:, :width] += off * (part - mean[:, :width])
+        width = part.shape[1]  # of the last part, which may be smaller than the others
+        before = mean[:, :width]
+        off, seen = part - before, count[:, :width] + 1
+        after = before + off / seen
+        count, mean, squares = (
+            new if width == THREADS else torch.cat([new, old[:, width:]], 1)  # not in place, for the sake of autograd
+            for new, old in ((seen, count), (after, mean), (squares[:, :width] + off * (part - after), squares))
+        )
     while mean.shape[1] > 1:
         (count, others), (mean, other_means), (squares, other_squares) = (
             one.chunk(2, 1) for one in (count, mean, squares)

@@ -10,7 +10,9 @@ from emulated_machine import EmulatedMachine, primitives
 from torch import Tensor
 
 from evolve.export.families import forms
+from evolve.export.template.dispatch import Primitive
 from evolve.export.template.functions import Function, Functions
+from evolve.export.template.manifest import ExportedEntry
 from reference_ops import catalog
 
 FORMS = {form.name: form for form in forms()}
@@ -127,3 +129,47 @@ def test_a_transform_of_torch_func_in_a_graph_is_left_to_pytorch(tmp_path: Path,
     compiled: Callable[..., Tensor] = torch.compile(run, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), transformed(x, torch.softmax))
     assert not machine.launched
+
+
+@pytest.mark.parametrize("shapes", [((4, 64), (4, 64)), ((2, 2, 64), (2, 2, 64))], ids=["as the op", "more dims"])
+@pytest.mark.parametrize("with_backward", [True, False], ids=["kernel", "formula"])
+@pytest.mark.parametrize("is_strided", [False, True], ids=["contiguous", "strided"])
+def test_two_tensors_with_the_same_gradient_do_not_share_its_memory(
+    tmp_path: Path, shapes: tuple[tuple[int, ...], ...], with_backward: bool, is_strided: bool
+) -> None:
+    """Otherwise the gradients of a second backward would be added to both at once, and twice."""
+    machine = EmulatedMachine(by_reference=True)
+    ops = primitives(["add_rms_norm", *(["add_rms_norm_backward"] if with_backward else [])], tmp_path, machine)
+    called = Functions([], ops)["add_rms_norm"]
+    x, residual = (torch.randn(shape) for shape in shapes)
+    residual = residual.movedim(0, -1).contiguous().movedim(-1, 0) if is_strided else residual
+    leaves = [one.requires_grad_() for one in (x, residual, torch.randn(64))]
+    for count in range(1, 5):
+        out, summed = called(*leaves, 1e-6)
+        (out.square().sum() + summed.square().sum()).backward()
+        if count == 1:
+            first = [leaf.grad.clone() for leaf in leaves if leaf.grad is not None]
+        torch.testing.assert_close([leaf.grad for leaf in leaves], [count * one for one in first])
+    assert machine.launched
+
+
+def test_a_repeated_backward_that_gives_two_tensors_the_same_gradient_is_recognised(tmp_path: Path) -> None:
+    machine = EmulatedMachine(by_reference=True)
+    called = Functions([], primitives(["add_rms_norm", "add_rms_norm_backward"], tmp_path, machine))["add_rms_norm"]
+    leaves = [torch.randn(shape, requires_grad=True) for shape in ((4, 64), (4, 64), (64,))]
+    for _ in range(4):
+        out, summed = called(*leaves, 1e-6)
+        (out.square().sum() + summed.square().sum()).backward()
+    assert len(machine.planned_launches) >= 5  # three forwards and two backwards
+
+
+def test_a_residual_layer_norm_trains_where_pytorch_runs(tmp_path: Path) -> None:
+    """On a CPU, its reference once changed the statistics in place, which autograd had kept."""
+    op = catalog.load("add_layer_norm")
+    empty = ExportedEntry("", (), (), dict(op.parameters), (), ())
+    called = Functions([], {op.name: Primitive(op, empty, tmp_path)})[op.name]
+    leaves = [torch.randn(shape, requires_grad=True) for shape in ((3, 300), (3, 300), (300,), (300,))]
+    x, residual, weight, bias = leaves
+    expected = torch.nn.functional.layer_norm(x + residual, (300,), weight, bias)
+    found = torch.autograd.grad(called(*leaves, 1e-5)[0].square().sum(), leaves)
+    torch.testing.assert_close(found, torch.autograd.grad(expected.square().sum(), leaves), rtol=1e-4, atol=1e-4)

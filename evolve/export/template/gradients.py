@@ -210,12 +210,29 @@ def _as_called(op: Op) -> Callable[[Tensors, Mapping[str, Number]], Tensors]:
     return run
 
 
+_is_alias: Callable[[torch.Tensor, torch.Tensor], bool] = torch._C._is_alias_of  # type: ignore[attr-defined]  # noqa: SLF001 - no public way
+
+
 def is_batch(gradient: torch.Tensor | None) -> bool:
     """Return whether this is a batch of gradients, as torch.autograd.grad makes it with is_grads_batched.
 
     PyTorch can batch its own backward, but not the formula of every backward op: some change tensors in place.
     """
     return gradient is not None and torch._C._functorch.is_legacy_batchedtensor(gradient)  # noqa: SLF001 - there is no public way to ask
+
+
+def apart(gradients: Sequence[Any], *, are_viewed: bool = False) -> tuple[Any, ...]:
+    """Return gradients of which no two share memory, except for one that occurs twice, unless they `are_viewed` later.
+
+    Autograd would take two views of one gradient for the gradients of two leaves, and add to both at once; it copies an
+    object that it gets twice.
+    """
+    found: list[Any] = []
+    for one in gradients:
+        others = [] if one is None or is_batch(one) else [other for other in found if other is not None]
+        is_view = any((other is not one or are_viewed) and _is_alias(one, other) for other in others)
+        found.append(one.clone() if is_view else one)
+    return tuple(found)
 
 
 def keep(ctx: Any, gradients: Gradients, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
@@ -261,4 +278,4 @@ class Differentiable(torch.autograd.Function):
         by_autograd = torch.is_grad_enabled() or any(map(is_batch, grads))
         compute = partial(gradients.twice, again=torch.is_grad_enabled()) if by_autograd else gradients.of
         found = compute(left(ctx, gradients), of_outputs, ctx.parameters, wanted)
-        return (None, None, None, *(found.get(spec.name) for spec in op.inputs))
+        return (None, None, None, *apart([found.get(spec.name) for spec in op.inputs], are_viewed=True))

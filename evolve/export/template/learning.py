@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from evolve.export.template.folding import folded
-from evolve.export.template.gradients import Deciding, Gradients, Known, Step, is_batch
+from evolve.export.template.gradients import Deciding, Gradients, Known, Step, apart, is_batch
 from evolve.export.template.plans import Launchable, Made, Plan, Reading, modes_are_plain, planned
 from evolve.export.template.unrolled import Kinds, Run, Shape, Source, defined, numbered
 from reference_ops.op import GRADIENT, Number
@@ -94,8 +94,8 @@ class Learning:
         found: list[Gradient] = [None] * len(needs)
         made = [self._stepped(step, every, asked) for step in steps]
         for one in made:
-            for place, gradient in zip(one.places, one.gradients, strict=True):
-                found[place] = gradient
+            for place, number in one.places.items():
+                found[place] = one.gradients[number]
         if all(one.run for one in made) and modes_are_plain() and not any(map(_captures, steps, repeat(grads))):
             run, uses_tf32 = _together(made, len(found)), any(step.op.tf32 for step in steps)
             self.kinds_of_backward.remember((*saved, *grads), NOTHING, tuple(every.values()), run, uses_tf32)
@@ -108,9 +108,10 @@ class Learning:
         inputs = [Input(at[name], self.layouts[one], self.kinds[one][0]) for name, one in names]
         sizes = Known({}, self.kinds).sizes(self.gradients.op)
         values = {name: self.parameters.get(name, sizes.get(name, 0)) for name in step.op.parameters}
-        outputs = [(place, self.layouts[name]) for name, place in step.places.items() if name in asked]
+        wanted = {asked[name]: (place, self.layouts[name]) for name, place in step.places.items() if name in asked}
+        outputs = list(dict.fromkeys(wanted.values()))  # two tensors with the same gradient get one object
         given = tuple([one.of(every) for one in inputs])
-        places = tuple([asked[name] for name in step.places if name in asked])
+        places = {place: outputs.index(output) for place, output in wanted.items()}
         by_pytorch = _by_pytorch(step, values, inputs, outputs, tuple(known.values()))
         if step.deciding is None:
             return Stepped(by_pytorch(*every), places, by_pytorch)
@@ -119,7 +120,7 @@ class Learning:
             again = partial(_unless_captured, step.deciding, by_pytorch) if decision.is_slow_to_launch else by_pytorch
             return Stepped(by_pytorch(*every), places, again)
         written = step.deciding.launch(decision, given, values)
-        found = tuple([layout.restored(written[place]) for place, layout in outputs])
+        found = apart([_restored(layout, layout.shape, written[place]) for place, layout in outputs])
         reads = [Reading(one.layout.read(every[one.place]), one.shape) for one in inputs]
         plan = planned(decision.ready, Made(reads, written, found, values), every)
         return Stepped(found, places, plan.gathered(plan.run, found) if plan else None)
@@ -154,9 +155,10 @@ class Learning:
         needed = frozenset(spec.name for spec, one in inputs if needs[one.tensor])
         of_inputs = compute(Known(kept, self.kinds), given, self.parameters, needed)
         for spec, one in inputs:
-            gradient = of_inputs.get(spec.name)
-            found[one.tensor] = None if gradient is None else self.layouts[spec.name].restored(gradient)
-        return tuple(found)
+            if (gradient := of_inputs.get(spec.name)) is not None:
+                layout = self.layouts[spec.name]
+                found[one.tensor] = _restored(layout, layout.shape, gradient)
+        return apart(found)
 
     def _flattened(self, name: str, x: Tensor) -> Tensor:
         return self.layouts[name].flattened(x, self.kinds[name][0])
@@ -179,10 +181,10 @@ class Input:
 
 @dataclass(frozen=True)
 class Stepped:
-    """The gradients of a step, the call's tensors to which they belong, and a function that repeats the step."""
+    """The gradients of a step, their numbers by the call's tensors, and a function that repeats the step."""
 
     gradients: tuple[Tensor, ...]
-    places: tuple[int, ...]
+    places: Mapping[int, int]
     run: Run | None
 
 
@@ -207,11 +209,14 @@ def _by_pytorch(
     for at, (place, layout) in enumerate(outputs):
         values |= {f"layout{at}": layout, f"own{at}": layout.shape}
         written.append(f"restored(layout{at}, own{at}, found[{place}])")
+    result = f"({''.join(f'{one}, ' for one in written)})"
+    if len({place for place, _ in outputs}) < len(outputs):
+        values["apart"], result = apart, f"apart({result})"
     lines = [
         f"def call({numbered('x', range(len(every)))}):",
         f"    found = pytorch({''.join(f'{one}, ' for one in read)}**parameters)",
         "    if type(found) is kind:\n            found = (found,)",
-        f"    return ({''.join(f'{one}, ' for one in written)})",
+        f"    return {result}",
     ]
     return defined(lines, values)
 
@@ -237,7 +242,7 @@ def _together(made: Sequence[Stepped], tensors: int) -> Run:
     lines = ["def call(*every):"]
     for at in range(len(made)):
         lines += [f"    found{at} = run{at}(*every)", f"    if found{at} is None:\n            return None"]
-    from_ = {place: f"found{at}[{number}]" for at, one in enumerate(made) for number, place in enumerate(one.places)}
+    from_ = {place: f"found{at}[{number}]" for at, one in enumerate(made) for place, number in one.places.items()}
     lines.append(f"    return ({''.join(f'{from_.get(place)}, ' for place in range(tensors))})")
     return defined(lines, values)
 
