@@ -41,6 +41,7 @@ FEW_NAN, SHARE_OF_NAN = 2, 64
 SHARE_AT_THE_END = 0.5  # share of rows in which a value that is not finite is at the last place
 FEW_ROWS = 2  # number of rows up to which the last row may have the value at another place than the last
 SEEDS_ALIKE = 1024  # number of consecutive seeds that begin with the same tensor; see `stand_alone`
+OTHER_SIGN = 4  # seeds whose difference is this draw infinities of the other sign; see `_in_turn`
 SHARE_NOT_FINITE = 0.25  # share of the rows, or of the elements of a vector, with a value that is not finite
 OF_WEIGHTS = {NAN_IN_WEIGHTS: math.nan, INFINITE_WEIGHTS: math.inf}
 DEEP, DEEP_IN_FLOAT16 = 2.0**-25, 2.0**-11  # gradients deep in a network; in float16 they are scaled
@@ -260,9 +261,14 @@ def stand_alone(tensors: Sequence[torch.Tensor], value: float, generator: torch.
 
 
 def _in_turn(tensor: torch.Tensor, value: float, generator: torch.Generator) -> torch.Tensor:
-    """Return the value for every other row of the first dim, and its negative for the other rows."""
+    """Return the value for every other row of the first dim, and its negative for the other rows.
+
+    The seed chooses the sign in a single row, so that two draws have both signs.
+    """
     rows = torch.arange(len(tensor) if tensor.ndim else 1, device=tensor.device)
     first = torch.randint(2, (1,), generator=generator, device=tensor.device)
+    if len(rows) == 1:
+        first = torch.full_like(first, generator.initial_seed() // OTHER_SIGN)
     return torch.where((rows + first) % 2 > 0, value, -value)
 
 

@@ -12,6 +12,7 @@ import torch
 
 from reference_ops.distributions import (
     ONLY_KEY_NAN,
+    OTHER_SIGN,
     SEEDS_ALIKE,
     change_weight,
     fill,
@@ -267,6 +268,13 @@ def meeting_seeds(op: Op, workload: Workload, values: str, rng: random.Random) -
     count = len(meetings(op, values))
     firsts = range(0, count, _rows_apart(op, workload))
     return [rng.randrange(SEEDS // count) * count + first for first in firsts]
+
+
+def seeds_of_both_signs(op: Op, workload: Workload, values: str, rng: random.Random) -> list[int]:
+    """Return a seed, and for infinities in a single row a second one, which gives them the other sign."""
+    seed = rng.randrange(SEEDS - OTHER_SIGN)
+    single = op.shape(op.varied[0], workload)[:1] in ((), (1,))
+    return [seed, seed + OTHER_SIGN] if values in (INFINITE, SAVED_INFINITE) and single else [seed]
 
 
 def _rows_apart(op: Op, workload: Workload) -> int:

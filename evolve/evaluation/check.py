@@ -29,6 +29,7 @@ from reference_ops.inputs import (
     mixed_seed,
     mixtures_needed,
     seeds_in_turn,
+    seeds_of_both_signs,
 )
 from reference_ops.op import EXTREME_ROWS, MEETING, MIXED, NORMAL, Op, Tensors, Workload
 from reference_ops.precision import TORCH_DTYPES
@@ -186,10 +187,10 @@ class Inspector:
                 raise
 
     def _draws(self, op: Op, workload: Workload, values: str, *, few: bool, in_turn: bool) -> list[Draw]:
-        """Return one draw of these values.
+        """Return the draws of these values, usually one.
 
         Rows of extremes are drawn until every extreme has occurred, or a `few` times. Likewise, special values meet in
-        one draw, or in as many as it takes until all of them have met.
+        one draw, or in as many as it takes until all of them have met. Infinities of a single row need a draw per sign.
         """
         if values == EXTREME_ROWS:
             seeds = (few_extreme_seeds if few else extreme_seeds)(op, workload, self.rng)
@@ -197,7 +198,7 @@ class Inspector:
             seeds = meeting_seeds(op, workload, values, self.rng)
             seeds = self.rng.sample(seeds, 1) if few else seeds
         else:
-            seeds = seeds_in_turn(op, workload, values, self.rng) if in_turn else [self.rng.randrange(2**31)]
+            seeds = (seeds_in_turn if in_turn else seeds_of_both_signs)(op, workload, values, self.rng)
         return [Draw(op, workload, seed, values) for seed in seeds]
 
     def _run_again(

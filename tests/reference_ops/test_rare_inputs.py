@@ -9,7 +9,7 @@ import torch
 from reference_ops import catalog
 from reference_ops.distributions import ONLY_KEY_NAN, fill, sprinkle
 from reference_ops.edges import exceeds_16_bits, with_other_elements
-from reference_ops.inputs import inputs_at
+from reference_ops.inputs import inputs_at, seeds_of_both_signs
 from reference_ops.op import DTYPES, INFINITE, Workload
 
 MOST_BYTES = 2**21
@@ -116,3 +116,14 @@ def test_infinities_of_three_rows_have_both_signs() -> None:
         rows = torch.zeros(3, 5)
         fill(rows, INFINITE, torch.Generator().manual_seed(seed))
         assert {math.inf, -math.inf} <= {*rows.flatten().tolist()}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_infinities_of_a_single_row_have_both_signs_in_two_draws(seed: int) -> None:
+    op = catalog.load("masked_softmax")
+    single = next(one for one in op.awkward if dict(one.dims)["batch"] == 1 and dict(one.dims)["keys"] > 1)
+    seeds = seeds_of_both_signs(op, single, INFINITE, random.Random(seed))
+    x = torch.stack([inputs_at(op, single, one, "cpu", INFINITE)["x"].flatten() for one in seeds])
+    assert {*x[x.isinf()].tolist()} == {math.inf, -math.inf}
+    several = next(one for one in op.awkward if dict(one.dims)["batch"] > 1)
+    assert len(seeds_of_both_signs(op, several, INFINITE, random.Random(seed))) == 1
