@@ -12,6 +12,7 @@ import torch
 from evolve.devices.error_passes import ErrorPasses, Results
 from evolve.evaluation.allowed_errors import FEW, FLOAT32_UNIT, SMALL, Sums, summed
 from evolve.evaluation.compare import Comparison, Excuses, NotFinite, clearly_right, compared, right_in_turn
+from evolve.evaluation.gelu_of_infinity import GeluOfInfinity
 from reference_ops.inputs import RowGroup, inputs_at, row_groups, similar_seeds
 from reference_ops.op import (
     CLASHING,
@@ -25,7 +26,6 @@ from reference_ops.op import (
     Tensors,
     Workload,
 )
-from reference_ops.precision import GeluOfInfinity
 
 PERTURBATIONS, REPETITIONS = 6, 16
 NEAR = 2.0**-20  # largest relative change, 16 roundings of float32
