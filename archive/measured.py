@@ -175,9 +175,10 @@ def _written(one: MeasuredKernel) -> dict[str, Any]:
             one.tool: one.report if one.errors is None else one.errors for one in evaluation.confirmed.sanitized
         }
         entry["confirmed"] = {"held_out": list(evaluation.confirmed.held_out), "sanitized": sanitized}
-    for name in ("traits", "envelope"):
-        if value := getattr(evaluation, name):
-            entry[name] = asdict(value)
+    if evaluation.traits:
+        entry["traits"] = asdict(evaluation.traits)
+    if evaluation.envelope:
+        entry["envelope"] = evaluation.envelope.fields()
     return {name: value for name, value in entry.items() if value not in (None, [], {})}
 
 

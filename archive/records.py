@@ -191,16 +191,29 @@ class Envelope:
     """The largest sizes, parameters and tensors at which a kernel passed, each maximum taken separately."""
 
     largest: tuple[tuple[str, int | float], ...]
-    elements: int
+    elements: int  # of the largest tensor
+    of_tensors: tuple[tuple[str, int], ...] = ()  # elements of each tensor; empty in records of earlier versions
 
-    def excess(self, sizes: Mapping[str, int | float], elements: int) -> str:
-        """Return a description of what exceeds the envelope, or an empty string."""
+    def excess(self, sizes: Mapping[str, int | float], elements: Mapping[str, int]) -> str:
+        """Return a description of what exceeds the envelope, or an empty string.
+
+        `elements` are those of each tensor.
+        """
         for name, most in self.largest:
             if sizes.get(name, most) > most:
                 return f"{name}={sizes[name]} is more than the {most} up to which it was tested"
-        if elements > self.elements:
-            return f"a tensor of {elements} elements is larger than those of {self.elements} with which it was tested"
+        if (largest := max(elements.values())) > self.elements:
+            return f"a tensor of {largest} elements is larger than those of {self.elements} with which it was tested"
+        for name, most in self.of_tensors:
+            if elements.get(name, most) > most:
+                return f"`{name}` has {elements[name]} elements, more than the {most} up to which it was tested"
         return ""
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields as they are stored, without those that earlier versions did not have if they are absent."""
+        fields = asdict(self)
+        _drop_absent(fields, "of_tensors")
+        return fields
 
 
 @dataclass(frozen=True)
@@ -283,6 +296,7 @@ class Evaluation:
         fields = asdict(self)
         for measurement in fields["measurements"]:
             _drop_absent(measurement, "autotune_us", "graph_us")
+        fields["envelope"] = self.envelope.fields() if self.envelope else None
         _drop_absent(fields, "checks", "conditions", "confirmed", "traits", "envelope", "run")
         fields["device"] = _identifying(fields["device"])
         return content_id(fields)

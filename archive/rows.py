@@ -123,7 +123,7 @@ def _evaluation_rows(evaluation: Evaluation) -> Iterator[tuple[str, Row]]:
         json.dumps(asdict(evaluation.conditions)) if evaluation.conditions else None,
         json.dumps(asdict(evaluation.confirmed)) if evaluation.confirmed else None,
         json.dumps(asdict(evaluation.traits)) if evaluation.traits else None,
-        json.dumps(asdict(evaluation.envelope)) if evaluation.envelope else None, evaluation.run,
+        json.dumps(evaluation.envelope.fields()) if evaluation.envelope else None, evaluation.run,
     )  # fmt: skip
     yield "devices", (device_id, *(device | {"tflops": json.dumps(device["tflops"])}).values())
     for measurement in evaluation.measurements:

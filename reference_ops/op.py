@@ -250,13 +250,13 @@ class Op:
     @property
     def extremes(self) -> tuple[str, ...]:
         """The extremes that every evaluation draws; "large" numbers saturate too."""
-        left_out = {*self.exempt}
-        if LARGE in self.values:
-            left_out.add(SATURATING)
-        if not self.saved:
-            left_out.add(SAVED_NAN)
-        if not self.saved or len({tensor.dims for tensor in (*self.floating, *self.outputs)}) > 1:
-            left_out.add(SAVED_INFINITE)
+        alike = len({tensor.dims for tensor in (*self.floating, *self.outputs)}) == 1
+        absent = {
+            SATURATING: LARGE in self.values,
+            SAVED_NAN: not self.saved,
+            SAVED_INFINITE: not (self.saved and alike),
+        }
+        left_out = {*self.exempt, *(name for name, is_absent in absent.items() if is_absent)}
         if left_out & {NAN, INFINITE}:
             left_out.add(CLASHING)
         return tuple(name for name in EXTREMES if name not in left_out)
@@ -355,10 +355,14 @@ class Op:
         sizes = self.sizes(workload)
         return sum(math.prod(one.shape(sizes)) * DTYPES[one.dtype or workload.dtype].itemsize for one in tensors)
 
+    def elements(self, workload: Workload) -> dict[str, int]:
+        """Return the number of elements of each tensor."""
+        sizes = self.sizes(workload)
+        return {one.name: math.prod(one.shape(sizes)) for one in (*self.inputs, *self.outputs)}
+
     def largest_tensor(self, workload: Workload) -> int:
         """Return the number of elements of the largest tensor."""
-        sizes = self.sizes(workload)
-        return max(math.prod(one.shape(sizes)) for one in (*self.inputs, *self.outputs))
+        return max(self.elements(workload).values())
 
     def terms(self, workload: Workload, dim: str) -> int:
         """Return the number of terms of a sum over this dim; 1 without a dim."""

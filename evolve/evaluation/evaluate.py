@@ -341,14 +341,14 @@ def _chosen(pairs: list[Pair], op: Op, inspector: Inspector) -> Pair:
 
 
 def envelope(op: Op, workloads: Iterable[Workload]) -> Envelope:
-    """Return the largest sizes, parameters and numbers of elements of these workloads."""
-    largest: dict[str, int | float] = {}
-    elements = 0
+    """Return the largest sizes and parameters of these workloads, and the most elements of each tensor."""
+    largest, elements = dict[str, int | float](), dict[str, int]()
     for workload in workloads:
         for name, value in (*workload.dims, *workload.parameters):
             largest[name] = max(value, largest.get(name, value))
-        elements = max(elements, op.largest_tensor(workload))
-    return Envelope(tuple(largest.items()), elements)
+        for name, count in op.elements(workload).items():
+            elements[name] = max(count, elements.get(name, count))
+    return Envelope(tuple(largest.items()), max(elements.values()), tuple(elements.items()))
 
 
 def _timed(

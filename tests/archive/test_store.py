@@ -72,7 +72,7 @@ def test_traits_and_profiles_are_read_back_unchanged(store: SqliteStore) -> None
 
 def test_no_field_of_an_evaluation_is_lost(store: SqliteStore) -> None:
     traits = Traits("c0de", 16, 4, 1024, 40, 256, 1, tensor_cores=False, atomics=True, occupancy=0.5)
-    envelope = Envelope((("rows", 64), ("eps", 1e-5), ("dim", -1), ("causal", True)), 4096)
+    envelope = Envelope((("rows", 64), ("eps", 1e-5), ("dim", -1), ("causal", True)), 4096, (("x", 4096), ("out", 64)))
     full = replace(
         checked(confirmed("k", a=1.0)), log="slow", skipped=("b: too long",), deterministic=True, seed=3,
         seconds=2.5, traits=traits, envelope=envelope, run="r",
@@ -82,6 +82,15 @@ def test_no_field_of_an_evaluation_is_lost(store: SqliteStore) -> None:
     store.append(full)
     assert store.find(Evaluation) == [full]
     assert store.find(Evaluation)[0].id == full.id
+
+
+def test_an_envelope_without_elements_of_each_tensor_is_stored_as_in_earlier_versions(store: SqliteStore) -> None:
+    earlier = Envelope((("rows", 64),), 4096)
+    assert earlier.fields() == {"largest": (("rows", 64),), "elements": 4096}
+    known = replace(confirmed("k", a=1.0), envelope=earlier)
+    assert known.id != replace(known, envelope=replace(earlier, of_tensors=(("x", 4096),))).id
+    store.append(known)
+    assert store.find(Evaluation) == [known]
 
 
 def test_times_of_pytorch_are_read_back_unchanged_by_op_and_oldest_first(store: SqliteStore) -> None:

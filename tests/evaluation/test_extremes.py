@@ -233,6 +233,18 @@ def test_the_envelope_is_the_largest_of_each_size_parameter_and_tensor() -> None
     tested = envelope(OP, [*places, *workloads("float32", {"rows": 1, "cols": 1}, eps=0.75)])
     assert dict(tested.largest) == {"rows": 50, "cols": 100, "eps": 0.75}
     assert tested.elements == 300
+    assert dict(tested.of_tensors) == {"x": 300, "out": 300}
+
+
+def test_the_envelope_has_the_elements_of_each_tensor() -> None:
+    op = catalog.load("embedding")
+    known = {**dict(op.emulated[0].dims)}
+    table, output = (
+        replace(op.emulated[0], dims=tuple({**known, **sizes}.items()))
+        for sizes in ({"vocab": 10**6}, {"tokens": 10**7})
+    )
+    tested = dict(envelope(op, [table, output]).of_tensors)
+    assert tested == {**op.elements(table), **{name: op.elements(output)[name] for name in ("indices", "out")}}
 
 
 @each({f"seed {seed}": seed for seed in range(5)})

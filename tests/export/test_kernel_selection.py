@@ -53,7 +53,7 @@ def entry(kernels: dict[Kernel, list[Measured]], pytorch_wins: Iterable[Measured
 def question(cols: int, dtype: str = "bfloat16", device: str = "NVIDIA H200", deterministic: bool = False) -> Question:
     workload = Workload(dtype, (("rows", 1024), ("cols", cols)))
     chosen = Options(deterministic=deterministic)
-    return Question("softmax", device, workload, point(OP, workload, H200), chosen, OP.largest_tensor(workload), FREE)
+    return Question("softmax", device, workload, point(OP, workload, H200), chosen, OP.elements(workload), FREE)
 
 
 FREE: dict[str, frozenset[str]] = defaultdict(frozenset)
@@ -63,9 +63,13 @@ def choose(kernels: dict[Kernel, list[Measured]], asked: Question, pytorch_wins:
     return next(choices(entry(kernels, pytorch_wins), {k.id: k for k in kernels}, asked))
 
 
-def entry_tested_to(cols: int, elements: int, device: str = "NVIDIA H200") -> ExportedEntry:
+def entry_tested_to(
+    cols: int, elements: int, device: str = "NVIDIA H200", of_tensors: tuple[tuple[str, int], ...] = ()
+) -> ExportedEntry:
     """Return an entry whose only kernel was tested up to these numbers of columns and elements."""
-    tested = manifest.Tested(device, 1, None, None, (), (), Envelope((("rows", 2048), ("cols", cols)), elements))
+    tested = manifest.Tested(
+        device, 1, None, None, (), (), Envelope((("rows", 2048), ("cols", cols)), elements, of_tensors)
+    )
     shipped = Shipped(SHORT.id, "", "", "", "", (), (measured(256, 20.0),), (tested,))
     return ExportedEntry("", (), (), {}, (shipped,), ())
 
@@ -159,6 +163,20 @@ def test_a_kernel_is_refused_at_a_size_beyond_those_with_which_it_was_tested() -
 def test_a_kernel_is_refused_for_a_tensor_of_more_elements_than_it_was_tested_with() -> None:
     with pytest.raises(NoKernelError, match="a tensor of 262144 elements is larger"):
         next(choices(entry_tested_to(512, 2**17), {SHORT.id: SHORT}, question(256)))
+
+
+@pytest.mark.parametrize(("most", "is_refused"), [(2**18, False), (2**18 - 1, True)])
+def test_a_kernel_is_refused_if_one_tensor_has_more_elements_than_that_tensor_was_tested_with(
+    most: int, is_refused: bool
+) -> None:
+    """The number of elements of another tensor, such as a table beside the output of a lookup, does not count."""
+    entry = entry_tested_to(512, 2**32, of_tensors=(("x", 2**32), ("out", most)))
+    found = choices(entry, {SHORT.id: SHORT}, question(256))
+    if is_refused:
+        with pytest.raises(NoKernelError, match=f"`out` has 262144 elements, more than the {most} up to which"):
+            next(found)
+    else:
+        assert next(found).shipped.id == SHORT.id
 
 
 def test_tests_on_another_gpu_do_not_limit_a_kernel() -> None:

@@ -27,7 +27,7 @@ class Question:
     workload: Workload
     point: Point
     options: Options
-    elements: int  # number of elements of the largest tensor
+    elements: Mapping[str, int]  # number of elements of each tensor
     free: Mapping[str, frozenset[str]]  # free parameters of each kernel; key: its id, or "" for PyTorch
     compiled: bool = False  # whether the call is in torch.compile, whose code is then the alternative
     sizes: frozenset[str] = frozenset()  # parameters that are the size of a tensor, such as `k` of topk

@@ -200,7 +200,7 @@ class Decider:
             workload=workload,
             point=point(self.op, workload, info),
             options=current(),
-            elements=self.op.largest_tensor(workload),
+            elements=self.op.elements(workload),
             free=self._free,
             sizes=self._sizes,
             arch=info.arch,
