@@ -11,6 +11,7 @@ from evolve.export import families
 from evolve.export.template.forms import LAYERS, Form
 from evolve.export.template.manifest import ExportedEntry
 from evolve.export.texts import Described, Exported, functions, literal, prose
+from evolve.prompting.op_sections import EXTREME
 from reference_ops.op import Op
 
 EVERY = (
@@ -336,7 +337,8 @@ def _devices(entries: Sequence[ExportedEntry]) -> str:
 def _left_open(op: Op) -> Iterator[str]:
     if op.exempt:
         reasons = "; ".join(dict.fromkeys(op.exempt.values()))
-        yield f"Results for these inputs are undefined: {', '.join(op.exempt)} ({reasons})."
+        kinds = ", ".join(EXTREME[name] for name in op.exempt)
+        yield f"Results for these inputs are undefined: {kinds} ({reasons})."
 
 
 def _declared(op: Op, entry: ExportedEntry) -> list[str]:

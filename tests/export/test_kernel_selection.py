@@ -264,3 +264,9 @@ def test_defaults_hold_for_the_process_until_they_are_reset() -> None:
     finally:
         set_options()
     assert current() == Options()
+
+
+@pytest.mark.parametrize("limit", ["1 GB", -1, 1.5, True])
+def test_a_limit_of_workspace_that_is_no_number_of_bytes_is_refused(limit: Any) -> None:
+    with pytest.raises(ValueError, match="workspace_limit must be a number of bytes, got"):
+        set_options(workspace_limit=limit)

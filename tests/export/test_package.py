@@ -236,7 +236,7 @@ def test_a_model_is_patched_and_unpatched(package: ModuleType) -> None:
 def test_calls_in_a_block_are_redirected_and_reported(package: ModuleType) -> None:
     with package.enabled() as report:
         Block()(torch.randn(3, 8))
-    assert "softmax: 1 calls by PyTorch, first because the inputs are on the CPU" in str(report)
+    assert "softmax: 1 call by PyTorch, first because the inputs are on the CPU" in str(report)
 
 
 def test_options_of_a_package_hold_for_a_block(package: ModuleType) -> None:

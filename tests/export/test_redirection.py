@@ -87,6 +87,13 @@ def test_a_patched_model_has_the_same_losses_with_kernels(model: Model, known: K
     assert len(machine.launched) == 4 * STEPS
 
 
+def test_the_report_of_patch_names_layers_so_that_a_number_is_not_mistaken_for_a_count(known: Known) -> None:
+    layers = made(known, __name__)
+    report = str(patch(nn.Sequential(nn.Linear(4, 4), nn.RMSNorm(4)), layers))
+    assert report == "1 layer replaced: 1\nlayer 0 left: the package has no Linear"
+    assert str(patch(nn.RMSNorm(4), layers)) == "1 layer replaced: (the model itself)"
+
+
 def test_an_unpatched_model_is_as_before(model: Model, known: Known) -> None:
     layers = made(known, __name__)
     before = [type(module) for module in model.modules()], model.state_dict().keys()
@@ -140,7 +147,7 @@ def test_calls_in_a_block_run_kernels_and_the_report_says_which(
 def test_the_report_says_why_a_call_was_left(known: Known) -> None:
     with enabled(known) as report:
         torch.softmax(torch.ones(2, 3, dtype=torch.float64), -1)
-    assert "softmax: 1 calls by PyTorch, first because nothing was measured at float64" in str(report)
+    assert "softmax: 1 call by PyTorch, first because nothing was measured at float64" in str(report)
 
 
 def test_the_report_of_a_block_says_in_one_line_that_several_calls_are_not_found(known: Known) -> None:

@@ -56,12 +56,18 @@ def _inputs(inputs: Sequence[torch.Tensor], device_type: str) -> str:
         if device is None:
             device = x.device
             if device.type != device_type:
-                return f"the inputs are on the {device.type.upper()}"
+                return placed(device)
         elif x.device != device:
             return "the inputs are on different devices"
         if reason := _special(x):
             return reason
     return ""
+
+
+def placed(device: torch.device) -> str:
+    """Return the reason why no kernel takes inputs on a device."""
+    where = "on the CPU" if device.type == "cpu" else f"on the device {device}, not on a GPU that kernels run on"
+    return "the inputs have no values (device meta)" if device.type == "meta" else f"the inputs are {where}"
 
 
 def _special(x: torch.Tensor) -> str:

@@ -25,6 +25,7 @@ from evolve.export.template.calls import (
     check_outputs,
     contiguous_outputs,
     parameter_fault,
+    placed,
     workload_of,
 )
 from evolve.export.template.choosing import Choice, Question, choices, nearest
@@ -171,7 +172,7 @@ class Decider:
         Raise a NoKernelError if no kernel can take them.
         """
         if device.type != self.machine.device_type:
-            raise NoKernelError(f"the inputs are on the {device.type.upper()}")
+            raise NoKernelError(placed(device))
         if fault := parameter_fault(parameters, self.op):
             raise NoKernelError(fault)
         return self._question(metas, device, parameters, where)[0]

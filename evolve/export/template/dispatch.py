@@ -299,7 +299,7 @@ class Primitive:
         if decision is None or (decision.is_slow_to_launch and self.machine.capturing(views[0].device)):
             decision = self._first_decision(key, views, parameters, where)
         if decision.ready and self.op.valid and not self.op.valid({**decision.sizes, **parameters}):
-            return Decision(f"no kernel was tested with the combination {dict(parameters)}")
+            return Decision(f"no kernel was tested with the combination { ({**decision.sizes, **parameters}) }")
         return decision
 
     def _first_decision(

@@ -132,6 +132,11 @@ def with_fixed_numbers(call: Call) -> Call:
     return call._replace(parameters=fixed)
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number and a noun, such as `2 calls`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def first(outputs: tuple[Tensor, ...]) -> Tensor:
     return outputs[0]
 

@@ -14,12 +14,13 @@ from torch import Tensor, fx, nn
 from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
-from evolve.export.template.forms import LAYERS, RECURRENT, Arguments, Layer, tracked
+from evolve.export.template.forms import LAYERS, RECURRENT, Arguments, Layer, counted, tracked
 from evolve.export.template.functions import Function
 from evolve.export.template.fusing import form_of, found_in
 from evolve.export.template.patterns import written_out_norm
 
 GIVEN = ("placeholder", "get_attr")  # names of the input and the weight of a module that is only a norm
+WHOLE = "(the model itself)"
 ORIGINAL = "_exchanged_for"  # attribute of a class that was created for a module; it holds the original class
 
 
@@ -31,8 +32,9 @@ class Patched:
     left: tuple[tuple[str, str], ...]  # the layer's name, and the reason
 
     def __str__(self) -> str:
-        lines = [f"{len(self.replaced)} layers replaced: {', '.join(self.replaced) or 'none'}"]
-        return "\n".join([*lines, *(f"{name} left: {why}" for name, why in self.left)])
+        names = ", ".join(name or WHOLE for name in self.replaced) or "none"
+        lines = [f"{counted(len(self.replaced), 'layer')} replaced: {names}"]
+        return "\n".join([*lines, *(f"layer {name or WHOLE} left: {why}" for name, why in self.left)])
 
 
 def made(functions: Mapping[str, Function], module: str) -> dict[str, type[nn.Module]]:

@@ -98,6 +98,8 @@ def _changed(
     for name in ops_of_package and [*(allow or ()), *(pin or {})]:
         if name not in ops_of_package:
             raise ValueError(_unknown(name))
+    if workspace_limit is not None and (type(workspace_limit) is not int or workspace_limit < 0):
+        raise ValueError(f"workspace_limit must be a number of bytes, got {workspace_limit!r}")
     found = current()
     if deterministic is not None:
         found = replace(found, deterministic=deterministic)

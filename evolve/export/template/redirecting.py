@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
-from evolve.export.template.forms import Lost
+from evolve.export.template.forms import Lost, counted
 from evolve.export.template.functions import Function
 from evolve.export.template.fusing import form_of, found_in, replace
 from evolve.export.template.matching import Pattern
@@ -43,8 +43,11 @@ class Redirected:
     not_seen: str = ""  # a sentence on calls that the redirection cannot find
 
     def __str__(self) -> str:
-        ran = [f"{name}: {count} calls by kernels" for name, count in sorted(self.replaced.items())]
-        left = [f"{name}: {n} calls by PyTorch, first because {self.reasons[name]}" for name, n in self.left.items()]
+        ran = [f"{name}: {counted(count, 'call')} by kernels" for name, count in sorted(self.replaced.items())]
+        left = [
+            f"{name}: {counted(count, 'call')} by PyTorch, first because {self.reasons[name]}"
+            for name, count in self.left.items()
+        ]
         found = [*ran, *left] or ["no call of a function that the package has"]
         return "\n".join([*found, *([self.not_seen] if self.not_seen else [])])
 
