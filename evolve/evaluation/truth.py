@@ -118,7 +118,7 @@ class Truth:
             of_weights=group.counts_where_it_matters,
             depends=None if self.op.nan_spreads and group.nan_alone else lambda: self.dependent[index][rows],
             lost=lambda: self._lost(index)[rows],
-            of_nan=(lambda: self._of_nan_alone[index][rows]) if group.values in (CLASHING, SPECIAL_PAIRS) else None,
+            of_nan=(lambda: self._of_nan_alone[index][rows]) if group.values in WITH_NAN else None,
         )
 
     def _lost(self, index: int) -> torch.Tensor:
