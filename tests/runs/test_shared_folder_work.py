@@ -45,14 +45,31 @@ def claimed_without_verdict(place: Path) -> list[Path]:
     return [path for path in (place / "folder" / "claims").iterdir() if path.name.rpartition(".")[0] not in judged]
 
 
+def claims(place: Path) -> list[str]:
+    """Return the name of the worker in each claim; a claim that is being written is not counted."""
+    found = [path.read_text() for path in (place / "folder" / "claims").glob("*")]
+    return [name for name in found if name]
+
+
+def wait_for_claims_of(place: Path, *, workers: int) -> None:
+    deadline = time.monotonic() + 120
+    while len(set(claims(place))) < workers and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert len(set(claims(place))) == workers
+
+
 @pytest.mark.exhaustive
 def test_two_workers_share_the_kernels_of_a_folder(place: Path) -> None:
-    workers = [start(place, *WORK) for _ in range(2)]
+    first = start(place, *WORK)
+    wait_for_claims_of(place, workers=1)
+    first.send_signal(signal.SIGSTOP)  # so that kernels are left however long the other one takes to start
+    workers = [first, start(place, *WORK)]
+    wait_for_claims_of(place, workers=2)
+    first.send_signal(signal.SIGCONT)
     outputs = [worker.communicate(timeout=300)[0] for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], outputs
-    claims = [path.read_text() for path in (place / "folder" / "claims").iterdir()]
-    assert len(claims) == KERNELS  # no kernel was claimed twice
-    assert len(set(claims)) == 2  # both processes have judged kernels
+    assert len(claims(place)) == KERNELS  # no kernel was claimed twice
+    assert len(set(claims(place))) == 2  # both processes have judged kernels
     check_all_judged_once(place)
 
 
