@@ -22,9 +22,13 @@ args = ["sums", "out", "cols"]
 
 extern "C" __global__ void sum_pieces(const x_t* __restrict__ x, float* __restrict__ sums, int rows, int cols) {
     const int col = blockIdx.x * 32 + threadIdx.x, first = blockIdx.y * 128, last = min(first + 128, rows);
-    if (col >= cols) return;
+    __shared__ float held[8][32];
     float sum = 0.0f;
-    for (int row = first + threadIdx.y; row < last; row += 8) sum += float(x[(long long)row * cols + col]);
+    if (col < cols) for (int row = first + threadIdx.y; row < last; row += 8) sum += float(x[(long long)row * cols + col]);
+    held[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y > 0 || col >= cols) return;
+    for (int y = 1; y < 8; ++y) sum += held[y][threadIdx.x];  // one addition a block: hundreds in turn would be less exact
     atomicAdd(&sums[col], sum);
 }
 
