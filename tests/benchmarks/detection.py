@@ -3,29 +3,29 @@
     python tests/benchmarks/detection.py --rounds 10 [--device emulated] [--only special,scale] [--seconds 120]
 
 Each round draws new seeds and shapes. A wrong kernel that passes on a GPU is confirmed, as a champion would be. After
-`--seconds` no evaluation begins; the table counts the finished evaluations, also after an interrupt. Kernels that run
-into a deadline come last.
+`--seconds` no evaluation begins, and the name of the next kernel is printed, for `--first`. The table counts finished
+evaluations, also after an interrupt. Kernels that run into a deadline come last.
 """
 
 import argparse
-import itertools
 import math
 import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "support"), str(Path(__file__).parents[2])]
 
 from cheat_files import CLASSES, CheatFile, files  # noqa: E402
 
+from evolve import wiring  # noqa: E402
 from evolve.devices import choose  # noqa: E402
 from evolve.engines.engine import Job  # noqa: E402
 from evolve.engines.local import LocalEngine  # noqa: E402
 
 HONEST = "honest"
-MOST_COMPILERS = 12
 SECONDS = {"compile": 120.0, "run": 20.0, "check": 120.0, "baseline": 120.0, "time": 120.0}
 
 
@@ -37,16 +37,17 @@ def main() -> None:
     options.add_argument("--workers", type=int, default=1, help="workers on each GPU")
     options.add_argument("--only", default="", help="parts of names of classes or kernels, separated by commas")
     options.add_argument("--seconds", type=float, default=math.inf)
-    options.add_argument("--after", default="", help="name of a kernel, up to which all are left out")
+    options.add_argument("--first", default="", help="name of the kernel to begin with")
     asked = options.parse_args()
     corpus = [
         file
         for file in (*files("kernels"), *files("honest"))
         if file.kernel and asked.device in file.devices
         if not asked.only or any(part in f"{group_of(file)} {file.name}" for part in asked.only.split(","))
-        if file.name > asked.after
     ]
     corpus.sort(key=lambda file: file.lasts)
+    if asked.first:
+        corpus = corpus[[file.name for file in corpus].index(asked.first) :]
     until = time.monotonic() + asked.seconds
     counts = evaluated(corpus, asked, until)
     print("\n".join(table(corpus, *counts)))
@@ -61,15 +62,15 @@ def evaluated(corpus: list[CheatFile], asked: argparse.Namespace, until: float) 
     by_id = {file.kernel.id: file for file in corpus if file.kernel}
     done, refused = Counter[str](), Counter[str]()
     emulated, cards = asked.device == "emulated", choose.cards(asked.device, asked.gpus)
-    compilers = 0 if emulated else min(MOST_COMPILERS * len(cards), max(1, (os.cpu_count() or 1) - 2))
+    compilers = (
+        0 if emulated else wiring.compilers_beside(choose.policy_of(asked.device), len(cards), os.cpu_count() or 1)
+    )
     limits = SECONDS if emulated else None
     engine = LocalEngine(asked.device, asked.workers, phase_seconds=limits, compilers=compilers, cards=cards)
     try:
         for number in range(asked.rounds):
-            due = itertools.takewhile(lambda _: time.monotonic() < until, corpus)
-            jobs = (Job(file.kernel, file.kernel.op) for file in due if file.kernel)
             passed = list[Job]()
-            for verdict in engine.evaluate(jobs):
+            for verdict in engine.evaluate(jobs_until(until, corpus)):
                 file = by_id[verdict.kernel_id]
                 if verdict.passed and file.caught and file.kernel and not emulated:
                     passed.append(Job(file.kernel, file.kernel.op, confirm=True))
@@ -88,6 +89,15 @@ def evaluated(corpus: list[CheatFile], asked: argparse.Namespace, until: float) 
     finally:
         engine.close()
     return done, refused
+
+
+def jobs_until(until: float, corpus: list[CheatFile]) -> Iterator[Job]:
+    for file in corpus:
+        if time.monotonic() >= until:
+            print(f"next kernel: {file.name}", file=sys.stderr)
+            return
+        if file.kernel:
+            yield Job(file.kernel, file.kernel.op)
 
 
 def table(corpus: list[CheatFile], done: Counter[str], refused: Counter[str]) -> list[str]:
