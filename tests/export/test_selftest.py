@@ -52,6 +52,24 @@ def test_the_calls_that_ran_kernels_are_counted(functions: Functions) -> None:
     assert checks.random_calls(functions["silu"], CPU) == f"{sum(ran)} of {CPU.calls} calls by kernels"
 
 
+@pytest.mark.parametrize(("device", "tried"), [("cpu", True), ("cuda", False)])
+def test_a_gpu_gets_no_index_of_an_empty_tensor_because_it_would_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, tried: bool
+) -> None:
+    called = list[int]()
+
+    def index_add(x: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
+        called.append(len(x))
+        return torch.index_add(x, *others, **named)
+
+    form = next(form for form in forms() if form.name == "index_add")
+    ops = primitives(["scatter_add"], tmp_path, EmulatedMachine())
+    functions = Functions([replace(form, pytorch=index_add)], ops, f"selftested_kernels_{next(NUMBERS)}")
+    monkeypatch.setattr(checks, "placed", lambda x, **_: x)  # there need not be a GPU
+    checks.empty_inputs(functions["index_add"], replace(CPU, device=torch.device(device)))
+    assert (0 in called) is tried
+
+
 def broken(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     launch = Emulated.launch
 
@@ -72,6 +90,17 @@ def test_a_kernel_with_different_results_in_two_runs_fails(
 ) -> None:
     broken(monkeypatch, lambda out: out + 1e-6 * torch.rand(()))
     assert outcomes(functions, "every kernel") == {"silu": FAILED, "softmax": FAILED}
+
+
+def test_the_test_ends_when_a_failure_has_made_the_gpu_unusable(
+    functions: Functions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken(monkeypatch, lambda out: out * 1.1)
+    monkeypatch.setattr(selftest, "_is_usable", lambda _device: False)
+    assert selftest.main(functions, ["--device", "cpu", "--seconds", "0"]) == 1
+    said = capsys.readouterr().out
+    assert "after this failure cpu cannot be used any more" in said
+    assert "NOT REACHED: 2 of 3 functions: silu_backward, softmax" in said
 
 
 def test_the_exit_code_says_whether_anything_failed(

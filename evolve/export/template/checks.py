@@ -156,7 +156,7 @@ def empty_inputs(function: Function, setting: Setting) -> str:
         raise LeftOutError("it takes no empty tensors")
     for given, dtype in _calls(function, setting):
         first = next(tensors(given.arguments), None)
-        if first is None or not first.dim():
+        if first is None or not first.dim() or (setting.device.type != "cpu" and _indexed(first, given)):
             continue
         empty = Drawn(mapped(given.arguments, partial(emptied, first)), given.named)
         with torch.no_grad():
@@ -167,6 +167,15 @@ def empty_inputs(function: Function, setting: Setting) -> str:
                 continue
             close(function(*empty.arguments, **empty.named), expected, dtype)
     return ""
+
+
+def _indexed(first: Tensor, given: Drawn) -> bool:
+    """Return whether other arguments may be indices of the first.
+
+    A GPU checks indices while a kernel runs: an index of an empty tensor makes the GPU unusable for the process.
+    """
+    others = (x for x in tensors([*given.arguments, *given.named.values()]) if x is not first)
+    return any(x.numel() and not x.is_floating_point() for x in others)
 
 
 def finite_differences(function: Function, setting: Setting) -> str:

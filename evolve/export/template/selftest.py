@@ -108,6 +108,9 @@ class Test:
                 if not label and ended <= until:
                     self.finished.add(name)
                 told(_line(name, found, ended - started, label))
+                if any(one.outcome == FAILED for one in found) and not _is_usable(setting.device):
+                    told(f"after this failure {setting.device} cannot be used any more, so the test ends")
+                    return
 
     def _rounds(self) -> list[tuple[str, Setting, set[str]]]:
         """Return the rounds: the label of each (none for the full one), its extent and its checks."""
@@ -127,6 +130,17 @@ class Test:
         before = self._found.get((one.check, one.subject))
         if before is None or (before.outcome != FAILED and one.detail != TIME_IS_UP):
             self._found[one.check, one.subject] = one
+
+
+def _is_usable(device: torch.device) -> bool:
+    """Return False if a kernel has crashed on the GPU: all later calls of the process would fail too."""
+    if device.type != "cuda":
+        return True
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _line(name: str, found: Sequence[Result], seconds: float, label: str) -> str:
