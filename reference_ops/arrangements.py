@@ -14,6 +14,7 @@ from reference_ops.distributions import fill, sprinkle
 from reference_ops.op import ENDS_WITH_NAN, RUNS_OF_MINUS_INF, Arrange, Tensors
 
 ALL_LAST = "all_last"  # end of the name of an arrangement in which every index is the last one
+FAINT_BITS, FAINT_BITS_IN_FLOAT16 = 20, 9  # a faint factor is scaled by 2**-20, a huge one by 2**20
 WIDEST_BITS, WIDEST_BITS_IN_FLOAT16 = 14, 6  # range of scales along a sum of products: from 2**-14 to 2**14
 SHARE_OF_BLOCK = 3  # a block hides one key in three
 # smallest distance of moved scores from zero, and the element of the keys that moves them
@@ -306,3 +307,18 @@ def opposed(**axes: int) -> Mapping[str, Arrange]:
         others.copy_(torch.ldexp(others, -bits))
 
     return {f"{first}_and_{second}_scaled_apart": arrange}
+
+
+def faint_beside_huge(faint: str, huge: str) -> Mapping[str, Arrange]:
+    """Return an arrangement in which one factor is faint and the other is huge, and their products are as usual.
+
+    Without it, the products of faint weights may be lost without effect, such as those of a recurrent layer, whose
+    states are at most 1.
+    """
+
+    def arrange(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
+        bits = FAINT_BITS_IN_FLOAT16 if inputs[faint].dtype == torch.float16 else FAINT_BITS
+        inputs[faint].mul_(2.0**-bits)
+        inputs[huge].mul_(2.0**bits)
+
+    return {f"{faint}_faint_and_{huge}_huge": arrange}

@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional
 
-from reference_ops.arrangements import opposed, scaled
+from reference_ops.arrangements import faint_beside_huge, opposed, scaled
 from reference_ops.op import Op, Tolerance, tensors
 from reference_ops.precision import wide
 from reference_ops.recurrent._shared import (
@@ -105,7 +105,7 @@ ops = (
         draw=draw,
         flops=lambda dims: 16 * units(dims),
         matrix_flops=lambda dims: 2 * products(dims),
-        arranged={**opposed(x=1, w_ih=1), **scaled(h=60.0)},
+        arranged={**opposed(x=1, w_ih=1), **scaled(h=60.0), **faint_beside_huge("w_hh", "h")},
         # The default factor suffices for results in float32, rounded once.
         backward=("gru_cell_backward",),
     ),

@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional
 
-from reference_ops.arrangements import opposed, scaled, then
+from reference_ops.arrangements import faint_beside_huge, opposed, scaled, then
 from reference_ops.op import Op, Tensors, Tolerance, tensors
 from reference_ops.precision import wide
 from reference_ops.recurrent._shared import (
@@ -137,7 +137,7 @@ ops = (
         draw=draw,
         flops=lambda dims: 20 * units(dims),
         matrix_flops=lambda dims: 2 * products(dims),
-        arranged={**opposed(x=2, w_ih=1), **scaled(c0=60.0)},
+        arranged={**opposed(x=2, w_ih=1), **scaled(c0=60.0), **faint_beside_huge("w_hh", "h0")},
         tf32=True,
         # The default factor suffices: PyTorch also rounds h to the dtype after every step.
         backward=("lstm_backward",),

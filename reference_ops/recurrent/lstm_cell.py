@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional
 
-from reference_ops.arrangements import opposed
+from reference_ops.arrangements import faint_beside_huge, opposed
 from reference_ops.op import Op, Tolerance, tensors
 from reference_ops.precision import wide
 from reference_ops.recurrent._shared import (
@@ -119,7 +119,7 @@ ops = (
         draw=draw,
         flops=lambda dims: 20 * units(dims),
         matrix_flops=lambda dims: 2 * products(dims),
-        arranged=opposed(x=1, w_ih=1),
+        arranged={**opposed(x=1, w_ih=1), **faint_beside_huge("w_hh", "h")},
         # The default factor suffices for results in float32, rounded once.
         backward=("lstm_cell_backward",),
     ),

@@ -2,7 +2,7 @@
 
 import torch
 
-from reference_ops.arrangements import opposed, scaled
+from reference_ops.arrangements import faint_beside_huge, opposed, scaled
 from reference_ops.op import Op, Tensors, Tolerance, tensors
 from reference_ops.precision import wide
 from reference_ops.recurrent._memory import hand_back
@@ -98,7 +98,7 @@ ops = (
         draw=draw,
         flops=lambda dims: 8 * units(dims),
         matrix_flops=lambda dims: 2 * products(dims),
-        arranged={**opposed(x=2, w_ih=1), **scaled(h0=60.0)},
+        arranged={**opposed(x=2, w_ih=1), **scaled(h0=60.0), **faint_beside_huge("w_hh", "h0")},
         tf32=True,
         # The default factor suffices: PyTorch also rounds h to the dtype after every step.
         backward=("rnn_tanh_backward",),

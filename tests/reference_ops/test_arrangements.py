@@ -119,6 +119,18 @@ def test_scales_that_cancel_along_a_sum_do_not_change_the_products() -> None:
     assert torch.allclose(apart["a"].double() @ apart["b"].double(), usual["a"].double() @ usual["b"].double())
 
 
+@pytest.mark.parametrize(
+    ("name", "state"), [("gru", "h0"), ("lstm", "h0"), ("rnn_tanh", "h0"), ("gru_cell", "h"), ("lstm_cell", "h")]
+)
+def test_recurrent_weights_are_faint_where_states_are_huge_so_that_none_may_be_lost(name: str, state: str) -> None:
+    op = catalog.load(name)
+    usual, met = drawn(op, NORMAL), drawn(op, f"w_hh_faint_and_{state}_huge")
+    assert float(met["w_hh"].abs().max()) < 1e-5
+    assert torch.allclose(
+        met[state].double() @ met["w_hh"].double().T, usual[state].double() @ usual["w_hh"].double().T
+    )
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_numbers_far_below_zero_are_finite_and_below_those_used_for_minus_infinity(dtype: str) -> None:
     softmax = catalog.load("softmax")
