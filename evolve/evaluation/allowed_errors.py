@@ -17,7 +17,7 @@ THREADS, PAIRS = 256, 8  # threads of a block that sums a row, and additions of 
 SHORT_ROW, IN_TURN = 1024, 1 / 4  # adding n terms one after the other has an error of 0.26 * sqrt(n) roundings
 LANES = 32  # lanes of the warp that adds up a longer row
 LONG_ROW = 4096  # terms of similar size that a single thread may add up
-TINY = 1e-38
+TINY, SMALLEST_NORMAL = 1e-38, 2.0**-126
 LEAST_QUICK, MOST_QUICK = 1e-15, 1e18  # squares below 1e-38 are negligible in the sum, and no square exceeds 1e38
 FEW = 64  # fewer results may all be zero by chance, and PyTorch's may all be exact
 SMALL = 2**15  # largest number of elements of an output that is compared on the CPU
@@ -33,6 +33,7 @@ class Sums:
     roundings: float = 1.0  # roundings that may add up where terms cancel
     vanishing: bool = False  # the inputs are zero or very small, so that a bias may be all that is left
     steps: int = 1  # number of steps of a sequence that all compute the same
+    lost: float = 0.0  # error on average of partial sums that are subnormal and taken for zero
 
 
 NO_SUMS = Sums()
@@ -57,6 +58,15 @@ def summed(terms: int, *, alike: bool, running: bool = False) -> Sums:
     usual = max(2 * IN_TURN * math.sqrt(chain), chain * BIAS, in_turn)
     worst = max(math.sqrt(row), row * one_way)
     return Sums(FLOAT32_UNIT * max(usual, roundings), FLOAT32_UNIT * max(worst, roundings), roundings)
+
+
+def lost_by_atomics(terms: int) -> float:
+    """Return the error that is allowed for a float32 sum of this many subnormal terms.
+
+    A GPU's atomic addition in global memory takes a subnormal number for zero; PyTorch's `index_add` uses it as well.
+    Any partial sums may be such numbers.
+    """
+    return SMALLEST_NORMAL / 2 * math.sqrt(terms)
 
 
 @dataclass(frozen=True)
@@ -117,12 +127,12 @@ def limits_of(found: Sequence[float], tolerance: Tolerance, scale: Scale) -> Lim
     """
     size, error, pytorch_rms, usual_excess = (norm / math.sqrt(scale.count) for norm in found[:4])
     floor, factor = scale.sums.unit * size, ELEMENT_FACTOR * tolerance.factor
-    least = max(factor * (usual_excess + scale.sums.element * size), TINY, scale.step)
+    least = max(factor * max(usual_excess + scale.sums.element * size, scale.sums.lost), TINY, scale.step)
     return Limits(
         size,
         error,
         # With few rows, PyTorch's error may be small by chance: an error that a whole row shares is a single sample.
-        max(pytorch_rms, FLOOR_ROUNDINGS * scale.rounding * size, floor, scale.step / 2),
+        max(pytorch_rms, FLOOR_ROUNDINGS * scale.rounding * size, floor, scale.step / 2, scale.sums.lost),
         Allowance(least, factor * scale.inevitable),
         all(map(math.isfinite, found)) and found[4] <= torch.finfo(scale.dtype).max,
     )

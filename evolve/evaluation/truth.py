@@ -10,7 +10,7 @@ from types import EllipsisType
 import torch
 
 from evolve.devices.error_passes import ErrorPasses, Results
-from evolve.evaluation.allowed_errors import FEW, FLOAT32_UNIT, SMALL, Sums, summed
+from evolve.evaluation.allowed_errors import FEW, FLOAT32_UNIT, SMALL, Sums, lost_by_atomics, summed
 from evolve.evaluation.compare import Comparison, Excuses, NotFinite, clearly_right, compared, right_in_turn
 from evolve.evaluation.gelu_of_infinity import GeluOfInfinity
 from reference_ops.inputs import RowGroup, inputs_at, row_groups, similar_seeds
@@ -22,6 +22,7 @@ from reference_ops.op import (
     MINUS_INF,
     SAVED_INFINITE,
     SPECIAL_PAIRS,
+    SUBNORMAL,
     Op,
     Tensors,
     Workload,
@@ -175,7 +176,8 @@ class Truth:
         sequence = not self.op.by_rows and self.op.outputs[index].dims[:1] == first.dims[:1]
         steps = self.op.shape(first, self.workload)[0] if sequence and first.dims else 1
         found = summed(terms, alike=group.alike, running=self.op.tolerance.running)
-        return replace(found, vanishing=group.vanishing, steps=steps)
+        lost = lost_by_atomics(terms) if self.op.tolerance.sums and group.values == SUBNORMAL else 0.0
+        return replace(found, vanishing=group.vanishing, steps=steps, lost=lost)
 
     def exact(self, index: int, group: RowGroup) -> bool:
         return group.exact or self.op.tolerance.exact or not self.pytorch[index].is_floating_point()

@@ -115,7 +115,8 @@ wait(at(&arrived), 0);  // used again, its phases are 1, 0, 1, ...
         "writers, a barrier, then in one thread "
         "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [map, {column, row}], [tile]; "
         "cp.async.bulk.commit_group; and cp.async.bulk.wait_group 0 before the block ends, or wait_group.read before "
-        "the tile changes; elements beyond the tensor are not written, but no coordinate may be negative. For "
+        "the tile changes; no coordinate may be negative. A store writes whole pieces of 16 bytes that begin within "
+        "the tensor: write the end of a tensor of one dim without the map if its bytes are no multiple of 16. For "
         "products, let one warp fill a ring of stages, each with an mbarrier `full` (one arrival and the bytes) and "
         "one `empty` (an arrival of each warpgroup that has read it), so that warpgroups only wait and multiply.",
         """\

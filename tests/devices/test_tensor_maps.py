@@ -146,6 +146,29 @@ def test_a_stored_tile_changes_only_elements_of_the_tensor(kind: str, start: tup
     assert torch.equal(y, wanted)
 
 
+PARTLY_STORED = """
+    __shared__ alignas(128) float tile[32];
+    tile[threadIdx.x % 32] = threadIdx.x % 32;
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncthreads();
+    if (threadIdx.x == 0 && blockIdx.x == 0) {
+        asm volatile("cp.async.bulk.tensor.1d.global.shared::cta.bulk_group [%0, {%1}], [%2];"
+            ::"l"(&y_map), "r"(0), "r"(at(tile)) : "memory");
+        stored();
+    }
+"""
+
+
+@pytest.mark.parametrize("kind", EVERY_DEVICE)
+@pytest.mark.parametrize(("size", "written"), [(1, 4), (6, 8), (8, 8), (31, 32)])
+def test_the_last_piece_of_16_bytes_of_a_stored_tile_is_written_as_a_whole(kind: str, size: int, written: int) -> None:
+    y = torch.full((40,), -1.0)
+    text = kernel(PARTLY_STORED, f"{MAP} y_map", 8, 32, 0, '"y_map"')
+    text = text.replace('shape = ["rows", "cols"], box = [8, 32]', 'shape = ["size"], box = [32]')
+    run(made(kind), text, {"x": torch.zeros(40), "y": y}, {"size": size})
+    assert torch.equal(y, torch.tensor([float(i) if i < written else -1.0 for i in range(40)]))
+
+
 RING = """
     __shared__ alignas(1024) float ring[2][4 * 32];
     __shared__ alignas(8) unsigned long long full[2], empty[2];

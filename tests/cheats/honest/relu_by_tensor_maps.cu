@@ -11,7 +11,7 @@ out_map = { tensor = "out", shape = ["n"], box = [256], swizzle = 0 }
 entry = "relu"
 grid = ["min(ceil_div(n, 256), 4 * sms)"]
 block = [64]
-args = ["x_map", "out_map", "n"]
+args = ["x_map", "out_map", "out", "n"]
 ---*/
 __device__ unsigned at(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
 __device__ void expect(unsigned long long* barrier, int bytes) {
@@ -28,7 +28,7 @@ __device__ void store(const CUtensorMap* map, int first, const void* from) {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-extern "C" __global__ void relu(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap out_map, int n) {
+extern "C" __global__ void relu(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap out_map, out_t* out, int n) {
     __shared__ alignas(128) x_t tiles[2][256];
     __shared__ alignas(128) out_t result[256];
     __shared__ alignas(8) unsigned long long full[2];
@@ -52,7 +52,11 @@ extern "C" __global__ void relu(const __grid_constant__ CUtensorMap x_map, const
         for (int i = threadIdx.x; i < 256; i += 64) result[i] = tiles[stage][i] < x_t(0.0f) ? out_t(0.0f) : out_t(tiles[stage][i]);
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         __syncthreads();
-        if (threadIdx.x == 0) store(&out_map, tile * 256, result);
+        if (tile < n / 256) {
+            if (threadIdx.x == 0) store(&out_map, tile * 256, result);
+        } else {  // a copy by the map would write whole pieces of 16 bytes
+            for (int i = threadIdx.x; i < n % 256; i += 64) out[tile * 256 + i] = result[i];
+        }
     }
     if (threadIdx.x == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }

@@ -86,14 +86,18 @@ static char* swizzled(char* place, unsigned bytes) {
     return reinterpret_cast<char*>(address ^ (address >> 7 & (bytes / 16 - 1)) << 4);
 }
 
-// A piece of 16 bytes of one line; elements beyond the tensor are zeros, and are not written.
+// A piece of 16 bytes of one line. Elements beyond the tensor are zeros. A piece that begins beyond it is not written, but
+// the last piece of a line is written as a whole, as on a GPU.
 static void move_piece(const Copy& copy, char* shared, char* line, bool inside, long long first) {
     const TileMap& map = copy.map;
+    if (copy.out) {
+        if (inside && first >= 0 && first < (long long)map.sizes[0]) memcpy(line + first * map.item_bytes, shared, 16);
+        return;
+    }
     for (unsigned byte = 0; byte < 16; byte += map.item_bytes, ++first) {
         const bool exists = inside && first >= 0 && first < (long long)map.sizes[0];
-        if (copy.out && exists) memcpy(line + first * map.item_bytes, shared + byte, map.item_bytes);
-        if (!copy.out && exists) memcpy(shared + byte, line + first * map.item_bytes, map.item_bytes);
-        if (!copy.out && !exists) memset(shared + byte, 0, map.item_bytes);
+        if (exists) memcpy(shared + byte, line + first * map.item_bytes, map.item_bytes);
+        else memset(shared + byte, 0, map.item_bytes);
     }
 }
 
