@@ -20,6 +20,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "support"), str(Path(__file__).p
 
 from cheat_files import CLASSES, CheatFile, files  # noqa: E402
 
+from archive.records import Evaluation  # noqa: E402
 from evolve import wiring  # noqa: E402
 from evolve.devices import choose  # noqa: E402
 from evolve.engines.engine import Job  # noqa: E402
@@ -83,7 +84,8 @@ def evaluated(corpus: list[CheatFile], asked: argparse.Namespace, until: float) 
                 name = by_id[verdict.kernel_id].name
                 done[name] += 1
                 refused[name] += not verdict.passed
-                print(f"round {number + 1}: {name}, confirmed: {verdict.outcome}: {verdict.log[:200]}", file=sys.stderr)
+                said = verdict.log[:200] or "; ".join(without_result(verdict))
+                print(f"round {number + 1}: {name}, confirmed: {verdict.outcome}: {said}", file=sys.stderr)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
     finally:
@@ -98,6 +100,13 @@ def jobs_until(until: float, corpus: list[CheatFile]) -> Iterator[Job]:
             return
         if file.kernel:
             yield Job(file.kernel, file.kernel.op)
+
+
+def without_result(verdict: Evaluation) -> Iterator[str]:
+    """Yield what the sanitizer's tools said that did not finish: a race may then have passed."""
+    for report in verdict.confirmed.sanitized if verdict.confirmed else ():
+        if report.errors is None:
+            yield f"{report.tool}: {report.report[:100]}"
 
 
 def table(corpus: list[CheatFile], done: Counter[str], refused: Counter[str]) -> list[str]:

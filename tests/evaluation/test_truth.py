@@ -36,6 +36,45 @@ def test_a_sum_of_larger_terms_moves_farther() -> None:
     assert moved[torch.arange(ROWS) != 7].median() == pytest.approx(UNIT * COLS**0.5, rel=0.3)
 
 
+@pytest.mark.parametrize(("dtype", "alike"), [(torch.bfloat16, True), (torch.float16, True), (torch.float32, False)])
+def test_equal_numbers_of_16_bits_change_alike_so_that_their_roundings_add_up(dtype: torch.dtype, alike: bool) -> None:
+    moved = summing(x=torch.full((ROWS, COLS), -516.0, dtype=dtype)).perturbed[0]
+    assert moved.median() == pytest.approx(516 * UNIT * (COLS if alike else COLS**0.5), rel=0.6)
+
+
+def test_a_variance_by_welford_is_right_where_few_numbers_differ_although_pytorch_has_no_rounding_there() -> None:
+    """The means of three numbers round alike in the whole row. PyTorch adds up powers of two, which is exact here."""
+    x = torch.full((ROWS, 768), -516.0, dtype=torch.bfloat16)
+    x[:, ::19] = -512.0
+    wide, place = tensors(x="rows cols"), Workload("bfloat16", (("rows", ROWS), ("cols", 768)))
+    op = Op("variance", _variance, wide, tensors(out="rows"), (place,), (place,), flops=lambda _: ROWS)
+    known = truth(op, place, "normal", 3, {"x": x})
+    exact = known.expected[0].float()
+    lucky = replace(known, pytorch=(exact,))
+    assert not any(comparison.fault for _, comparison in lucky.judged(0, _by_welford(x.float(), 256)))
+    assert any(comparison.fault for _, comparison in lucky.judged(0, exact * 1.0005))
+
+
+def _variance(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32)).var(-1, unbiased=False)
+
+
+def _by_welford(x: torch.Tensor, threads: int) -> torch.Tensor:
+    """Return the variances of rows in float32, each thread adding one number after the other, then pairs of threads."""
+    mean, squares = torch.zeros(2, len(x), threads)
+    for count, part in enumerate(x.split(threads, 1), 1):
+        off = part - mean
+        mean = mean + off / count
+        squares = squares + off * (part - mean)
+    of_each = x.shape[1] / threads
+    while mean.shape[1] > 1:
+        (left, right), (of_left, of_right) = mean.chunk(2, 1), squares.chunk(2, 1)
+        mean, squares = left + (right - left) / 2, of_left + of_right + (right - left) ** 2 * of_each / 2
+        of_each *= 2
+    variances: torch.Tensor = squares[:, 0] / x.shape[1]
+    return variances
+
+
 def test_a_sum_that_one_thread_may_compute_changes_as_much_as_its_partial_sums() -> None:
     known = summing()
     in_turn = replace(known, op=replace(known.op, tolerance=Tolerance(in_turn="cols")))

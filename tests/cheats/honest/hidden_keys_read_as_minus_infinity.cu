@@ -1,6 +1,7 @@
 /*---
 op = "causal_softmax"
 note = "one thread block reads all keys, those to come as -inf; online sums that pass over -inf, and one exponential of the difference from the logarithm of the sum"
+when = "keys <= 2048"  # in longer rows, roundings of the logarithm are too large
 
 [[launch]]
 entry = "causal"

@@ -1,7 +1,7 @@
 /*---
 op = "cumsum"
 note = "in the order in which it is defined: a thread per row, each sum from the one before"
-when = "cols <= 8192"
+when = "cols <= 4096"
 
 [[launch]]
 entry = "cumsum"
