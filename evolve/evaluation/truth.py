@@ -386,7 +386,9 @@ def _perturbed(values: torch.Tensor, std: float, generator: torch.Generator) -> 
     if not values.is_floating_point():
         return values
     if values.element_size() == 2:
-        of_numbers = torch.empty(2**16, dtype=torch.float64, device=values.device).normal_(1.0, std, generator=generator)
+        of_numbers = torch.empty(2**16, dtype=torch.float64, device=values.device).normal_(
+            1.0, std, generator=generator
+        )
         factors = of_numbers[values.view(torch.int16).int().bitwise_and_(0xFFFF)]
     else:
         factors = torch.empty_like(values, dtype=torch.float64).normal_(1.0, std, generator=generator)
