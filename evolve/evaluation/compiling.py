@@ -165,7 +165,7 @@ class Compilation(Generic[P]):
 
     def drawn(self, listed: Compiled[P], shapes: Shapes) -> Compiled[P]:
         """Compile for the workloads that are drawn from the seed, too."""
-        drawn = replace(self, compile_bound=self.compile_drawn or self.compile_bound)
+        drawn = self.for_drawn()
         return replace(
             listed,
             held_out=drawn.at(shapes.held_out),
@@ -175,6 +175,10 @@ class Compilation(Generic[P]):
             edges=drawn.at(shapes.edges),
             thin=drawn.at(shapes.thin),
         )
+
+    def for_drawn(self) -> "Compilation[P]":
+        """Return the compilation for workloads that are drawn from the seed."""
+        return replace(self, compile_bound=self.compile_drawn or self.compile_bound)
 
     def as_declared(self) -> Compiled[P]:
         """Compile only for the declared workloads."""

@@ -1,6 +1,5 @@
 """Evaluation of one kernel: compiles, checks and times it, and confirms a champion, up to the first fault."""
 
-import itertools
 import random
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,48 +10,32 @@ from archive import library
 from archive.kernel import Kernel
 from archive.records import Check, Envelope, Evaluation, Resources, Traits
 from evolve.devices.choose import policy_of
-from evolve.devices.device import Device, Program, RejectedError
+from evolve.devices.device import Program, RejectedError
 from evolve.evaluation.check import Inspector
+from evolve.evaluation.chosen_inputs import (
+    Pair,
+    check_declared,
+    check_edge,
+    check_extremes,
+    check_long,
+    check_missing,
+    check_parameters,
+    check_size_of_one,
+    check_stretched,
+    check_tails,
+)
 from evolve.evaluation.compiling import Compilation, Compiled, Shapes, traits, verdict_on, with_declared
 from evolve.evaluation.confirm import Beyond, check_beyond, confirmation
 from evolve.evaluation.evaluator import Evaluator
 from evolve.evaluation.timing import measure
 from evolve.evaluation.truth import defined
 from reference_ops import catalog
-from reference_ops.arrangements import ALL_LAST
-from reference_ops.edges import exceeds_16_bits
-from reference_ops.inputs import has_rows_of_extremes, meets_extremes_by_rows
-from reference_ops.op import (
-    CLASHING,
-    ENDS_WITH_NAN,
-    EXTREME_ROWS,
-    INFINITE,
-    LARGE,
-    MEETING,
-    MINUS_INF,
-    MIXED,
-    NAN,
-    NORMAL,
-    OF_WEIGHTS,
-    SAVED_NAN,
-    SHIFTED,
-    SHIFTED_COLUMNS,
-    Op,
-    Workload,
-)
-from reference_ops.parameters import not_finite_where_it_matters
-from reference_ops.shapes import integers_of, without_rows
+from reference_ops.op import NORMAL, Op, Workload
 
 WARM_UP, FLOAT32 = "softmax", "float32"
-EXTREMES_AT_ONCE = 2  # number of extremes at a declared workload whose rows depend on each other
-ROWS_WITH_TAILS = 4  # enough for two inputs to have NaN in different rows, beside rows without NaN
-SMALL_BYTES = 2**22  # size of a workload at which every extreme is checked
 SLOWER = (
     "note: another setting of its knobs is clearly faster everywhere, so this setting was checked in only a few calls"
 )
-# NaN occurs three times: at the end of a row, at its beginning, and in between.
-OF_A_SINGLE_ROW = (LARGE, SHIFTED, "far_below", "masked", NAN, NAN, NAN, INFINITE, MINUS_INF, CLASHING)
-Pair = tuple[Workload, Program]
 
 
 def evaluate(
@@ -90,11 +73,7 @@ def evaluate(
         found = of_code = traits(kernel, programs)
         # A fault at a random shape is not a verdict on other kernels with the same code: they may get other shapes.
         found = None
-        evaluator.watch("compile")
-        programs = defined_ones(compilation.drawn(programs, shapes), op, device)
-        check(programs.held_out)
-        check_once(programs, op, inspector)
-        check_stretched(programs, op, inspector)
+        programs = check_drawn(compilation, shapes, programs, inspector, check)
         found = of_code
         check(programs.declared)
         check_declared(programs, op, inspector, confirm=confirm)
@@ -154,6 +133,45 @@ def compiled_in_turn(
     return tuple(passed)
 
 
+def check_drawn(
+    compilation: Compilation[Program],
+    shapes: Shapes,
+    listed: Compiled[Program],
+    inspector: Inspector,
+    check: Callable[[Sequence[Pair]], None],
+) -> Compiled[Program]:
+    """Compile for each drawn workload that the op accepts, after the program for the previous one has been checked.
+
+    At special parameters and edges, results must also be finite. The rows for slow tools are only compiled.
+    """
+    op, drawn = compilation.op, compilation.for_drawn()
+
+    def checked(
+        workloads: Iterable[Workload], judge: Callable[[Pair, Op, Inspector], None] | None, *, finite: bool = False
+    ) -> tuple[Pair, ...]:
+        passed = list[Pair]()
+        for workload in workloads:
+            inspector.watch("compile")
+            if defined(op, workload, inspector.device.torch_device, finite=finite):
+                for pair in drawn.at((workload,)):
+                    if judge:
+                        judge(pair, op, inspector)
+                    passed.append(pair)
+        return tuple(passed)
+
+    for pair in listed.awkward:
+        check_size_of_one(pair, op, inspector)
+    return replace(
+        listed,
+        held_out=checked(shapes.held_out, lambda pair, *_: check((pair,))),
+        long=checked(shapes.long, check_long),
+        once=checked(shapes.once, check_parameters, finite=True),
+        edges=checked(shapes.edges, check_edge, finite=True),
+        stretched=checked(shapes.stretched, check_stretched),
+        thin=checked(shapes.thin, None),
+    )
+
+
 def glance(kernel: Kernel, op: Op, evaluator: "Evaluator", *, bars: Mapping[str, float]) -> Evaluation | None:
     """Return the verdict on a kernel that is clearly slower than the times to beat at all its workloads, else None.
 
@@ -200,144 +218,6 @@ def warm_up(evaluator: "Evaluator") -> None:
         for workload, program in pairs:
             inspector.check(program, op, workload)
         check_extremes(Compiled(pairs, pairs), op, inspector)
-
-
-def defined_ones(programs: Compiled[Program], op: Op, device: Device) -> Compiled[Program]:
-    """Return the programs, except those of drawn workloads that the op does not accept.
-
-    At `edges`, results must also be finite.
-    """
-
-    def accepted(pairs: tuple[Pair, ...], *, finite: bool = False) -> tuple[Pair, ...]:
-        return tuple(pair for pair in pairs if defined(op, pair[0], device.torch_device, finite=finite))
-
-    return replace(
-        programs,
-        held_out=accepted(programs.held_out),
-        stretched=accepted(programs.stretched),
-        long=accepted(programs.long),
-        once=accepted(programs.once, finite=True),
-        edges=accepted(programs.edges, finite=True),
-        thin=accepted(programs.thin),
-    )
-
-
-def check_extremes(programs: Compiled[Program], op: Op, inspector: Inspector, graphed: str = "") -> None:
-    """Check every extreme and every arrangement once per dtype at a small workload.
-
-    One dtype, `graphed` if it is given, is checked in a CUDA graph. Where rows are independent, one draw has rows of
-    every extreme. Raises RejectedError at the first fault.
-    """
-    everywhere = (*programs.awkward, *programs.declared)  # listed shapes: a fault there holds for all equal code
-    dtypes = list(dict.fromkeys(workload.dtype for workload, _ in everywhere))
-    graphed = graphed or inspector.rng.choice(dtypes)
-    for dtype in dtypes:
-        own = [pair for pair in everywhere if pair[0].dtype == dtype]
-        in_rows = [pair for pair in own if meets_extremes_by_rows(op, pair[0])]
-        if small := [pair for pair in in_rows if op.nbytes(pair[0]) <= SMALL_BYTES]:
-            workload, program = inspector.rng.choice(small)
-            inspector.check_on(program, op, workload, (EXTREME_ROWS,), in_graph=dtype == graphed)
-            workload, program = _chosen(own, op, inspector)
-            inspector.check_on(program, op, workload, op.arrangements)
-        else:
-            awkward = [pair for pair in programs.awkward if pair[0].dtype == dtype]
-            workload, program = _chosen(awkward or own, op, inspector)
-            inspector.check_on(program, op, workload, (*op.extremes, *op.arrangements), in_graph=dtype == graphed)
-
-
-def check_tails(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
-    """Check NaN and infinities in each input alone, at the end of rows of odd length, once per dtype."""
-    names = [name for name in (NAN, INFINITE, SAVED_NAN) if name in op.extremes]
-    names += [name for name in op.arrangements if name.endswith(ENDS_WITH_NAN)]
-    pairs = [pair for pair in (*programs.awkward, *programs.declared) if _has_tails(op, pair[0])] if names else []
-    for dtype in dict.fromkeys(workload.dtype for workload, _ in pairs):
-        own = [pair for pair in pairs if pair[0].dtype == dtype]
-        several = [pair for pair in own if op.shape(op.varied[0], pair[0])[:1] >= (ROWS_WITH_TAILS,)]
-        workload, program = inspector.rng.choice(several or own)
-        inspector.check_on(program, op, workload, names, in_turn=True)
-
-
-def _has_tails(op: Op, workload: Workload) -> bool:
-    """Return whether rows of the input with most dims are long at a small workload, and no multiple of a vector."""
-    shape = max((op.shape(spec, workload) for spec in op.varied), key=len, default=())
-    return bool(shape) and shape[-1] > 1 and shape[-1] % 2 == 1 and op.nbytes(workload) <= SMALL_BYTES
-
-
-def check_once(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
-    """Check edges on normal inputs, long rows on all distributions, and single rows on values that other rows can hide.
-
-    Long rows also get NaN. A vanishing term is checked on inputs that are not finite, whose product with zero is NaN, a
-    negative parameter on infinities, a size beyond 16 bits with the last index everywhere, and a size of 1, a special
-    case in kernels, on a few extremes.
-    """
-    for workload, program in programs.long:
-        alone = [name for name in OF_A_SINGLE_ROW if name in (*op.values, *op.extremes)]
-        several = (MIXED, NAN) if NAN in op.extremes else (MIXED,)
-        inspector.check_on(program, op, workload, alone if op.shape(op.varied[0], workload)[0] == 1 else several)
-    for workload, program in programs.once:
-        names = [NORMAL, *not_finite_where_it_matters(op, workload)]
-        names += [name for name in op.arrangements if name.endswith(ALL_LAST) and exceeds_16_bits(op, workload)]
-        inspector.check_on(program, op, workload, names)
-    for workload, program in programs.edges:
-        inspector.check_on(program, op, workload, (NORMAL,))
-    for workload, program in (*programs.awkward, *programs.edges):
-        if 1 in (*op.sizes(workload).values(), *dict(integers_of(workload)).values()):
-            inspector.check_on(program, op, workload, _few_extremes(op), few=True)
-
-
-def _few_extremes(op: Op) -> tuple[str, ...]:
-    """Return the inputs that are checked where a size is 1: rows of extremes, or NaN and numbers far from zero."""
-    if has_rows_of_extremes(op):
-        return (EXTREME_ROWS,)
-    met = (*op.values, *op.extremes)
-    far = [name for name in (SHIFTED_COLUMNS, SHIFTED) if name in met][:1]
-    return (*far, *[name for name in (NAN,) if name in met])
-
-
-def check_stretched(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
-    """Check every arrangement where one dim is long, and rows of every extreme, or one extreme if there are few rows.
-
-    Of the arrangements of weights, and of special values that meet, only one each is checked, because they depend
-    little on the length.
-    """
-    listed = max(op.shape(op.varied[0], workload)[:1] for workload in op.listed)
-    for workload, program in programs.stretched:
-        longer_rows = op.shape(op.varied[0], workload)[:1] <= listed  # rows must be longer, not only more numerous
-        every = longer_rows and meets_extremes_by_rows(op, workload)
-        numbers = (EXTREME_ROWS,) if every else (NORMAL, *inspector.rng.sample(op.extremes, min(1, len(op.extremes))))
-        left = inspector.rng.sample(OF_WEIGHTS, len(OF_WEIGHTS) - 1) + inspector.rng.sample(MEETING, len(MEETING) - 1)
-        inspector.check_on(program, op, workload, numbers)
-        inspector.check_on(program, op, workload, [one for one in op.arrangements if one not in left], few=True)
-
-
-def check_declared(programs: Compiled[Program], op: Op, inspector: Inspector, *, confirm: bool) -> None:
-    """Check the arrangements at the declared workloads, one at each in turn. A confirmation checks the extremes, too.
-
-    Rows of every extreme are checked at one workload of each kind of rows, because a kernel may treat each kind
-    differently. Where rows depend on each other, only two extremes are checked.
-    """
-    several = (op.arrangements, op.extremes) if confirm else (op.arrangements,)
-    names = [name for some in several for name in inspector.rng.sample(some, len(some))]
-    for (workload, program), name in zip(programs.declared, itertools.cycle(names), strict=False):
-        inspector.check_on(program, op, workload, (name,), few=True)
-    in_any_order = inspector.rng.sample(programs.declared, len(programs.declared))
-    for workload, program in {without_rows(op, pair[0]): pair for pair in in_any_order}.values():
-        few = inspector.rng.sample(op.extremes, min(EXTREMES_AT_ONCE, len(op.extremes)))
-        inspector.check_on(program, op, workload, (EXTREME_ROWS,) if has_rows_of_extremes(op) else few)
-
-
-def check_missing(programs: Compiled[Program], op: Op, inspector: Inspector) -> None:
-    """Check each distribution that no group of rows has had yet, at the smallest accepted workload."""
-    met = {check.values for check in inspector.checks}
-    workload, program = min(programs.everywhere, key=lambda pair: op.nbytes(pair[0]))
-    inspector.check_on(program, op, workload, [name for name in op.values if name not in met])
-
-
-def _chosen(pairs: list[Pair], op: Op, inspector: Inspector) -> Pair:
-    """Return a small workload whose dims are large enough for an index or a mask, or else the smallest workload."""
-    in_order = sorted(pairs, key=lambda pair: op.nbytes(pair[0]))
-    small = [pair for pair in in_order if op.nbytes(pair[0]) <= SMALL_BYTES] or in_order[:1]
-    return inspector.rng.choice(small[len(small) // 2 :])
 
 
 def envelope(op: Op, workloads: Iterable[Workload]) -> Envelope:

@@ -13,17 +13,18 @@ from archive.records import Check
 from evolve.devices.device import RejectedError, Tools
 from evolve.evaluation.buffers import Arena
 from evolve.evaluation.check import Inspector
-from evolve.evaluation.compiling import Compiled
-from evolve.evaluation.evaluate import (
+from evolve.evaluation.chosen_inputs import (
     check_declared,
+    check_edge,
     check_extremes,
+    check_long,
     check_missing,
-    check_once,
+    check_parameters,
     check_stretched,
     check_tails,
-    envelope,
-    warm_up,
 )
+from evolve.evaluation.compiling import Compiled
+from evolve.evaluation.evaluate import envelope, warm_up
 from evolve.evaluation.evaluator import Evaluator
 from reference_ops import catalog
 from reference_ops.arrangements import of_order
@@ -77,7 +78,8 @@ def run(work: Work, op: Op = OP, seed: int = 3) -> list[Check]:
     checks: list[Check] = []
     looking = inspector(checks, seed)
     check_extremes(compiled(work, op), op, looking)  # type: ignore[arg-type]
-    check_stretched(compiled(work, op), op, looking)  # type: ignore[arg-type]
+    for pair in compiled(work, op).stretched:
+        check_stretched(pair, op, looking)  # type: ignore[arg-type]
     check_declared(compiled(work, op), op, looking, confirm=False)  # type: ignore[arg-type]
     check_missing(compiled(work, op), op, looking)  # type: ignore[arg-type]
     return checks
@@ -151,7 +153,10 @@ def test_every_extreme_is_tested_at_each_kind_of_declared_rows_however_few_rows_
 def once(op: Op) -> dict[str, set[str]]:
     """Return the values that are tested at each edge."""
     checks: list[Check] = []
-    check_once(compiled(clipped, op), op, inspector(checks))  # type: ignore[arg-type]
+    for pair in compiled(clipped, op).long:
+        check_long(pair, op, inspector(checks))  # type: ignore[arg-type]
+    for pair in compiled(clipped, op).once:
+        check_parameters(pair, op, inspector(checks))  # type: ignore[arg-type]
     return {place.key: {one.values for one in checks if one.workload == place.key} for place in (*ROWS, *EDGES)}
 
 
@@ -166,8 +171,7 @@ def test_an_edge_has_normal_numbers_and_if_a_term_vanishes_infinities_and_nan() 
     edge = workloads("float32", {"rows": 2, "cols": 3}, slope=0.0)
     op = replace(OP, reference=lambda x, slope: x.relu() + 0 * slope, gpu=scaled, emulated=scaled, awkward=scaled)
     checks: list[Check] = []
-    programs = replace(compiled(clipped, op), long=(), once=((edge[0], program(clipped)),))
-    check_once(programs, op, inspector(checks))  # type: ignore[arg-type]
+    check_parameters((edge[0], program(clipped)), op, inspector(checks))
     assert {check.values for check in checks} == {NORMAL, NAN, INFINITE}
     assert once(OP)[EDGES[0].key] == {NORMAL}
 
@@ -175,8 +179,7 @@ def test_an_edge_has_normal_numbers_and_if_a_term_vanishes_infinities_and_nan() 
 def test_shapes_with_a_size_of_one_have_rows_that_overflow_or_are_not_finite() -> None:
     checks: list[Check] = []
     (column,) = workloads("float32", {"rows": 4, "cols": 1})
-    programs = replace(compiled(clipped), awkward=(), edges=((column, program(clipped)),))
-    check_once(programs, OP, inspector(checks))  # type: ignore[arg-type]
+    check_edge((column, program(clipped)), OP, inspector(checks))
     assert {one.values for one in checks if one.workload == column.key} >= {
         NORMAL,
         *OP.extremes[OP.extremes.index(OVERFLOWING) :],
