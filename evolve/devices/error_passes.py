@@ -20,10 +20,23 @@ class Allowance:
 
 
 class ErrorPasses(Protocol):
-    """Computes errors of large outputs in few passes over memory; see `Errors` of the evaluation for their meaning."""
+    """Computes errors of large outputs in few passes over memory; see `Errors` of the evaluation for their meaning.
+
+    It takes all groups of rows of an output at once, so that their figures need a single transfer from the device.
+    Elements at which all three results are the same infinity or all are NaN have no error; they are skipped.
+    """
 
     def takes(self, results: Results) -> bool: ...
 
-    def norms(self, results: Results, rounding: float) -> list[float]: ...
+    def norms(self, groups: Sequence[Results], rounding: float) -> list[list[float]]:
+        """Return six numbers for each group.
 
-    def worst(self, results: Results, rounding: float, allowances: Sequence[Allowance]) -> list[float]: ...
+        They are the norms of the result, of the output's error, of PyTorch's error and of its excess over a rounding,
+        the largest magnitude of a result, and the number of skipped elements. If a result is not finite at an element
+        that is not skipped, one of the other numbers is not finite.
+        """
+
+    def worst(
+        self, groups: Sequence[Results], rounding: float, allowances: Sequence[Sequence[Allowance]]
+    ) -> list[list[float]]:
+        """Return, for each group and each of its allowances, the largest error relative to the allowed one."""

@@ -1,14 +1,14 @@
 """Comparison of an output with the float64 result: whether its errors, NaN and infinities are allowed."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import torch
 
-from evolve.devices.error_passes import Allowance, ErrorPasses, Results
+from evolve.devices.error_passes import Allowance
 from evolve.evaluation.allowed_errors import (
     ELEMENT_FACTOR,
     FEW,
@@ -22,7 +22,6 @@ from evolve.evaluation.allowed_errors import (
     allow_worst_of_pytorch,
     errors_of,
     leeway,
-    limits_of,
 )
 from reference_ops.op import Tolerance
 
@@ -75,79 +74,6 @@ class Comparison:
     def within(self, times: float) -> bool:
         """Return whether the only fault is an error of at most `times` times the allowed error."""
         return 0 < self.worst <= times and self.error <= times * self.pytorch_error
-
-
-def clearly_right(results: Results, tolerance: Tolerance, sums: Sums, passes: ErrorPasses) -> Comparison | None:
-    """Compare a large output by the same rules as `compared`, without storing errors.
-
-    Return None unless the output is finite and right by the strictest of the rules.
-    """
-    actual = results[0]
-    if tolerance.exact or actual.numel() <= SMALL or not (_same_shapes(results) and passes.takes(results)):
-        return None
-    scale = Scale(actual.dtype, actual.numel(), sums, None)
-    limits = limits_of(passes.norms(results, scale.rounding), tolerance, scale)
-    if not limits.finite or limits.error > _factor(scale.dtype, tolerance) * limits.yardstick:
-        return None
-    allowances = [limits.allowance, *([_relative_allowance(scale)] if tolerance.relative else [])]
-    ratios = passes.worst(results, scale.rounding, allowances)
-    return Comparison("", limits.error, limits.yardstick, ratios[0]) if all(ratio <= 1 for ratio in ratios) else None
-
-
-def right_in_turn(results: Results, tolerance: Tolerance, sums: Sequence[Sums]) -> list[Comparison | None]:
-    """Compare the groups of a small output as `compared` would: row i belongs to group i modulo the number of groups.
-
-    All groups together take as many operations as a single group. None stands for a group that is not both finite and
-    right by the strictest of these rules.
-    """
-    if not _same_shapes(results):
-        return [None] * len(sums)
-    actual, pytorch, expected = (values.reshape(len(values), -1) for values in results)
-    turns = np.arange(len(actual)) % len(sums)
-    counts = np.bincount(turns, minlength=len(sums)) * actual.shape[1]
-    scales = [Scale(actual.dtype, max(1, int(count)), one, None) for count, one in zip(counts, sums, strict=True)]
-    magnitude = expected.float().abs_()
-    off, pytorch_error = (torch.sub(one, expected).float().abs_() for one in (actual, pytorch))
-    excess = torch.sub(pytorch_error, magnitude, alpha=scales[0].rounding).clamp_(min=0)
-    each = (magnitude, off, pytorch_error, excess)
-    squares = (torch.linalg.vector_norm(one, dim=1, dtype=torch.float64).square() for one in each)
-    norms = [np.sqrt(np.bincount(turns, of_rows.numpy(), len(sums))) for of_rows in squares]
-    facts = np.stack([*norms, _most_of_each(magnitude.amax(1), turns, len(sums))], 1).tolist()
-    limits = [limits_of(own, tolerance, scale) for own, scale in zip(facts, scales, strict=True)]
-    worst = [
-        _most_of_each(off.div(_allowed_of_rows(allowances, turns, magnitude, excess)).amax(1), turns, len(sums))
-        for allowances in ([one.allowance for one in limits], *_relative_allowances(scales, tolerance))
-    ]
-    factor = _factor(actual.dtype, tolerance)
-    return [
-        Comparison("", one.error, one.yardstick, float(worst[0][turn]))
-        if one.finite and one.error <= factor * one.yardstick and all(ratio[turn] <= 1 for ratio in worst)
-        else None
-        for turn, one in enumerate(limits)
-    ]
-
-
-def _most_of_each(values: torch.Tensor, turns: np.ndarray, groups: int) -> np.ndarray:
-    """Return the largest value of each group; NaN is the largest."""
-    most = np.zeros(groups)
-    np.maximum.at(most, turns, values.numpy())
-    return most
-
-
-def _allowed_of_rows(
-    allowances: Sequence[Allowance], turns: np.ndarray, magnitude: torch.Tensor, excess: torch.Tensor
-) -> torch.Tensor:
-    constants, of_result = (
-        torch.tensor(found, dtype=torch.float32)[turns].unsqueeze(1)
-        for found in ([one.constant for one in allowances], [one.of_result for one in allowances])
-    )
-    allowed = torch.addcmul(constants, magnitude, of_result)
-    share = allowances[0].of_excess  # equal in all allowances
-    return allowed.add_(excess, alpha=share) if share else allowed
-
-
-def _relative_allowances(scales: Sequence[Scale], tolerance: Tolerance) -> list[list[Allowance]]:
-    return [[_relative_allowance(scale) for scale in scales]] if tolerance.relative else []
 
 
 def compared(
@@ -264,10 +190,6 @@ def _inaccurate_where(
     return _inaccurate(errors_of(got, own, target, tolerance, scale), got, target, tolerance, scale)
 
 
-def _same_shapes(results: Results) -> bool:
-    return results[0].shape == results[1].shape == results[2].shape
-
-
 def _inaccurate(
     errors: Errors, actual: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance, scale: Scale
 ) -> Comparison:
@@ -293,7 +215,7 @@ def _inaccurate(
 
 def _relatively_off(errors: Errors, actual: torch.Tensor, expected: torch.Tensor, scale: Scale) -> str:
     """Return a fault if an element's relative error exceeds the limit, PyTorch's and that of subnormal rounding."""
-    one = _relative_allowance(scale)
+    one = relative_allowance(scale)
     least = errors.excess.new_full((), one.constant)
     allowed = torch.add(least, errors.magnitude, alpha=one.of_result).add_(errors.excess, alpha=one.of_excess)
     if float(torch.linalg.vector_norm(errors.off / allowed, math.inf)) <= 1:
@@ -301,7 +223,7 @@ def _relatively_off(errors: Errors, actual: torch.Tensor, expected: torch.Tensor
     return f"{_elements_off(errors.off.abs(), allowed, actual, expected)}, as its logarithm must be right too"
 
 
-def _relative_allowance(scale: Scale) -> Allowance:
+def relative_allowance(scale: Scale) -> Allowance:
     share = max(RELATIVE, RELATIVE_ROUNDINGS * scale.rounding)
     return Allowance(torch.finfo(scale.dtype).smallest_normal, share, ELEMENT_FACTOR)
 
@@ -311,7 +233,7 @@ def _verdict(
 ) -> Comparison:
     error, yardstick = errors.error, errors.yardstick
     worst = float(torch.linalg.vector_norm(errors.off / errors.allowed, math.inf))
-    factor = _factor(scale.dtype, tolerance)
+    factor = largest_factor(scale.dtype, tolerance)
     fault = ""
     if worst > 1:
         fault = _elements_off(errors.off.abs(), errors.allowed, actual, expected)
@@ -332,7 +254,7 @@ def _few_rows(errors: Errors) -> bool:
     return int(rows.sum()) <= FEW_OFF
 
 
-def _factor(dtype: torch.dtype, tolerance: Tolerance) -> float:
+def largest_factor(dtype: torch.dtype, tolerance: Tolerance) -> float:
     """Return the tolerance's factor. For dtypes of 16 bits or fewer it is limited, so that truncation is rejected."""
     return min(tolerance.factor, CUT_OFF_FACTOR) if dtype.itemsize < 4 else tolerance.factor
 

@@ -2,16 +2,16 @@
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from types import EllipsisType
 
 import torch
 
 from evolve.devices.error_passes import ErrorPasses, Results
 from evolve.evaluation.allowed_errors import FEW, FLOAT32_UNIT, SMALL, Sums, lost_by_atomics, summed
-from evolve.evaluation.compare import Comparison, Excuses, NotFinite, clearly_right, compared, right_in_turn
+from evolve.evaluation.clearly_right import Rows, Rule, at_rows, clearly_right, on_the_cpu_if_small, right_in_turn
+from evolve.evaluation.compare import Comparison, Excuses, NotFinite, compared
 from evolve.evaluation.gelu_of_infinity import GeluOfInfinity
 from reference_ops.inputs import RowGroup, inputs_at, row_groups, similar_seeds
 from reference_ops.op import (
@@ -39,7 +39,6 @@ PRODUCTS_IN_TURN = 12  # up to this many products added one after the other are 
 # Inputs that contain infinities, for which a result may be infinite in place of NaN.
 WITH_INFINITIES = (INFINITE, MINUS_INF, CLASHING, SAVED_INFINITE, INFINITE_WEIGHTS, *MEETING)
 WITH_NAN = (CLASHING, SPECIAL_PAIRS)  # inputs that contain infinities and NaN
-Rows = slice | EllipsisType  # the index of some rows of an output, which may have no dims
 
 
 @dataclass(frozen=True)
@@ -57,45 +56,42 @@ class Truth:
 
     def judged(self, index: int, actual: torch.Tensor) -> Iterator[tuple[RowGroup, Comparison]]:
         """Compare one output, one group of rows at a time."""
-        # Small outputs are compared on the CPU, which saves several GPU launches for each group.
-        actual, pytorch, expected = (
-            values.cpu() if values.numel() <= SMALL else values
-            for values in (actual, self.pytorch[index], self.expected[index])
-        )
-        groups = self.groups(index)
-        right = self._right_in_turn(groups, index, (actual, pytorch, expected))
-        for turn, group in enumerate(groups):
-            if found := right.get(turn):
-                yield group, found
-                continue
+        results = on_the_cpu_if_small((actual, self.pytorch[index], self.expected[index]))
+        parts = [(group, at) for group in self.groups(index) for at in _parts(group, results[2])]
+        for (group, at), right in zip(parts, self._clearly_right(index, parts, results), strict=True):
             tolerance = replace(self.op.tolerance, exact=self.op.tolerance.exact or group.exact)
-            for at in _parts(group, expected):
-                results, sums = (actual[at], pytorch[at], expected[at]), self.sums(index, group)
-                passes = None if group.not_finite else self.passes
-                yield (
-                    group,
-                    (passes and clearly_right(results, tolerance, sums, passes))
-                    or compared(
-                        *results,
-                        tolerance,
-                        Excuses(
-                            sums,
-                            perturbed=partial(self._moves, index, group, at),
-                            repeated=partial(self._repeated, index, at),
-                            not_finite=self.not_finite(index, group, at),
-                        ),
-                    ),
-                )
+            excuses = Excuses(
+                self.sums(index, group),
+                perturbed=partial(self._moves, index, group, at),
+                repeated=partial(self._repeated, index, at),
+                not_finite=None if right else self.not_finite(index, group, at),
+            )
+            yield group, right or compared(*at_rows(results, at), tolerance, excuses)
 
-    def _right_in_turn(self, groups: tuple[RowGroup, ...], index: int, results: Results) -> dict[int, Comparison]:
-        """Return, by their place, the comparisons of groups of rows that are clearly right; only for small outputs."""
+    def _clearly_right(
+        self, index: int, parts: list[tuple[RowGroup, Rows]], results: Results
+    ) -> Sequence[Comparison | None]:
+        """Return the comparisons of those parts of an output that are right without an explanation of their errors.
+
+        They are computed together. None stands for the other parts, and for parts that need more than these results.
+        """
         actual, tolerance = results[0], self.op.tolerance
-        floating = actual.is_floating_point() and actual.element_size() > 1 and not tolerance.exact
-        if len(groups) == 1 or actual.numel() > SMALL or not floating:
-            return {}
-        found = right_in_turn(results, tolerance, [self.sums(index, group) for group in groups])
-        left = (turn for turn, group in enumerate(groups) if not (group.exact or group.not_finite))
-        return {turn: one for turn in left if (one := found[turn])}
+        unclear: list[Comparison | None] = [None] * len(parts)
+        if tolerance.exact or not actual.is_floating_point() or actual.element_size() == 1:
+            return unclear
+        rules = [Rule(self.sums(index, group), group.not_finite) for group, _ in parts]
+        # the baseline also decides which results are left open if inputs are not finite
+        left = [not (group.exact or (group.not_finite and self.op.baseline)) for group, _ in parts]
+        if actual.numel() <= SMALL:
+            if len(parts) == 1 and not parts[0][0].not_finite:
+                return unclear  # `compared` takes as few operations
+            found = right_in_turn(results, tolerance, rules)
+            return [one if clear else None for one, clear in zip(found, left, strict=True)]
+        if not (self.passes and any(left)):
+            return unclear
+        chosen = [at_rows(results, at) for _, at in itertools.compress(parts, left)]
+        own = iter(clearly_right(chosen, tolerance, list(itertools.compress(rules, left)), self.passes))
+        return [next(own) if clear else None for clear in left]
 
     def fault(self, index: int, actual: torch.Tensor) -> str:
         """Return the first fault that an evaluation would find in an output, or an empty string."""

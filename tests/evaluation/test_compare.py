@@ -8,8 +8,9 @@ import torch
 from compared_results import fault
 
 from evolve.evaluation import compare
-from evolve.evaluation.allowed_errors import summed
-from evolve.evaluation.compare import Comparison, Excuses, NotFinite, compared, right_in_turn
+from evolve.evaluation.allowed_errors import NO_SUMS, summed
+from evolve.evaluation.clearly_right import Rule, right_in_turn
+from evolve.evaluation.compare import Comparison, Excuses, NotFinite, compared
 from reference_ops.op import Tolerance
 
 torch.manual_seed(5)
@@ -282,7 +283,7 @@ def test_groups_of_rows_get_the_same_verdict_together_as_separately(dtype: torch
         noise = torch.randn(2, 23, 11, dtype=torch.float64) * torch.finfo(dtype).eps / 8
         actual, pytorch = (expected * (1 + noise * torch.tensor([spoilt, 1.0])[:, None, None])).to(dtype)
         actual[3, 3] = torch.nan if spoilt == 6 else actual[3, 3]
-        together = right_in_turn((actual, pytorch, expected), tolerance, sums)
+        together = right_in_turn((actual, pytorch, expected), tolerance, list(map(Rule, sums)))
         for turn, found in enumerate(together):
             rows = slice(turn, None, groups)
             alone = compared(actual[rows], pytorch[rows], expected[rows], tolerance, Excuses(sums[turn]))
@@ -291,6 +292,28 @@ def test_groups_of_rows_get_the_same_verdict_together_as_separately(dtype: torch
         right = sum(found is not None for found in together)
         assert right == {0.0: groups, 1.0: groups, 400.0: 0}.get(spoilt, right)
         assert together[3] is None or spoilt != 6  # this group contains NaN
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_groups_with_special_values_get_the_same_verdict_together_as_separately(groups: int) -> None:
+    generator, clear = torch.Generator().manual_seed(8), 0
+    for trial in range(60):
+        share = (0.0, 0.1, 1.0)[trial % 3]
+        expected = with_special_values(torch.randn(6, 5, generator=generator), generator, share).double()
+        if trial % 4:  # without numbers near the largest
+            expected = torch.where(expected.isfinite() & (expected.abs() > 1e38), 1.0, expected)
+        pytorch, actual = ((expected * (1 + error)).float() for error in (1e-7, (2e-7, 9e-7)[trial % 2]))
+        if trial % 5 == 0:
+            actual = with_special_values(actual, generator, 0.03)
+        rules = [Rule(NO_SUMS, not_finite=True)] * groups
+        for turn, found in enumerate(right_in_turn((actual, pytorch, expected), Tolerance(), rules)):
+            rows = slice(turn, None, groups)
+            excuses = Excuses(not_finite=NotFinite((pytorch[rows],)))
+            alone = compared(actual[rows], pytorch[rows], expected[rows], Tolerance(), excuses)
+            clear += found is not None
+            assert found is None or alone.fault == ""
+            assert found is None or (found.error, found.worst) == pytest.approx((alone.error, alone.worst), rel=1e-4)
+    assert clear > 5 * groups
 
 
 def with_special_values(values: torch.Tensor, generator: torch.Generator, share: float) -> torch.Tensor:

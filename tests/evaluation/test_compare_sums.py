@@ -8,7 +8,8 @@ import torch
 from compared_results import fault
 
 from evolve.evaluation.allowed_errors import FLOAT32_UNIT, NO_SUMS, Sums, summed
-from evolve.evaluation.compare import Excuses, compared, right_in_turn
+from evolve.evaluation.clearly_right import Rule, right_in_turn
+from evolve.evaluation.compare import Excuses, compared
 from reference_ops.op import Tolerance
 
 
@@ -230,7 +231,7 @@ def test_a_sum_by_one_thread_passes_and_half_precision_does_not(times: float, bi
 
 def test_groups_of_another_shape_are_not_right() -> None:
     values = torch.ones(4, 3)
-    assert right_in_turn((values[:, :2], values, values.double()), Tolerance(), [NO_SUMS] * 2) == [None, None]
+    assert right_in_turn((values[:, :2], values, values.double()), Tolerance(), [Rule(NO_SUMS)] * 2) == [None, None]
 
 
 def test_a_subnormal_result_has_no_relative_error() -> None:

@@ -8,7 +8,8 @@ import torch
 
 from evolve.devices.error_passes import Allowance, ErrorPasses, Results
 from evolve.evaluation.allowed_errors import NO_SUMS, SMALL
-from evolve.evaluation.compare import clearly_right, compared
+from evolve.evaluation.clearly_right import Rule, clearly_right
+from evolve.evaluation.compare import Comparison, Excuses, NotFinite, compared
 from reference_ops.op import Tolerance
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -21,19 +22,32 @@ class PlainPasses:
     def takes(self, results: Results) -> bool:
         return bool(results)
 
-    def norms(self, results: Results, rounding: float) -> list[float]:
-        result, off, own, excess = self._errors(results, rounding)
-        return [float(values.norm()) for values in (result, off, own, excess)] + [float(result.max())]
+    def norms(self, groups: Sequence[Results], rounding: float) -> list[list[float]]:
+        norms = []
+        for group in groups:
+            result, off, own, excess, skipped = self._errors(group, rounding)
+            figures = [float(values.norm()) for values in (result, off, own, excess)]
+            norms.append([*figures, float(result.max()), float(skipped.sum())])
+        return norms
 
-    def worst(self, results: Results, rounding: float, allowances: Sequence[Allowance]) -> list[float]:
-        result, off, _, excess = self._errors(results, rounding)
-        allowed = [one.constant + one.of_result * result + one.of_excess * excess for one in allowances]
-        return [float((off / most).max()) for most in allowed]
+    def worst(
+        self, groups: Sequence[Results], rounding: float, allowances: Sequence[Sequence[Allowance]]
+    ) -> list[list[float]]:
+        ratios = []
+        for group, own in zip(groups, allowances, strict=True):
+            result, off, _, excess, _ = self._errors(group, rounding)
+            allowed = [one.constant + one.of_result * result + one.of_excess * excess for one in own]
+            ratios.append([float((off / most).max()) for most in allowed])
+        return ratios
 
     def _errors(self, results: Results, rounding: float) -> tuple[torch.Tensor, ...]:
         actual, pytorch, expected = (values.double() for values in results)
-        own = (pytorch - expected).abs()
-        return expected.abs(), (actual - expected).abs(), own, (own - rounding * expected.abs()).clamp(min=0)
+        same = [(one == expected) | (one.isnan() & expected.isnan()) for one in (actual, pytorch)]
+        skipped = ~expected.isfinite() & same[0] & same[1]
+        result, off, own = (
+            torch.where(skipped, 0.0, values.abs()) for values in (expected, actual - expected, pytorch - expected)
+        )
+        return result, off, own, (own - rounding * result).clamp(min=0), skipped
 
 
 @pytest.fixture(params=["plain", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -54,6 +68,11 @@ def results(dtype: torch.dtype, device: str) -> Results:
     rounded = expected.to(dtype)
     pytorch = torch.softmax(torch.log(expected).float(), -1).to(dtype)
     return rounded.to(device), pytorch.to(device), expected.to(device)
+
+
+def alone(found: Results, tolerance: Tolerance, own: ErrorPasses) -> Comparison | None:
+    """Return the quick comparison of a single group whose results must be finite."""
+    return clearly_right([found], tolerance, [Rule(NO_SUMS)], own)[0]
 
 
 def spoiled(dtype: torch.dtype) -> dict[str, Callable[[torch.Tensor], object]]:
@@ -77,7 +96,7 @@ def test_a_right_output_passes_with_the_figures_of_the_full_comparison(
     device, own = passes
     found, tolerance = results(dtype, device), Tolerance(2.0, relative=relative)
     assert found[0].numel() > SMALL
-    quick, full = clearly_right(found, tolerance, NO_SUMS, own), compared(*found, tolerance)
+    quick, full = alone(found, tolerance, own), compared(*found, tolerance)
     assert quick is not None
     assert full.fault == ""
     assert quick.error == pytest.approx(full.error, rel=1e-4)
@@ -92,7 +111,7 @@ def test_no_fault_passes(passes: tuple[str, ErrorPasses], dtype: torch.dtype) ->
         found = results(dtype, device)
         spoil(found[0])
         assert compared(*found, Tolerance(2.0, relative=True)).fault, name
-        assert clearly_right(found, Tolerance(2.0, relative=True), NO_SUMS, own) is None, name
+        assert alone(found, Tolerance(2.0, relative=True), own) is None, name
 
 
 def test_rows_of_one_group_are_compared_separately(passes: tuple[str, ErrorPasses]) -> None:
@@ -100,7 +119,7 @@ def test_rows_of_one_group_are_compared_separately(passes: tuple[str, ErrorPasse
     even = results(torch.bfloat16, device)
     wide = tuple(values.repeat_interleave(2, 0) for values in even)
     wide[0][1::2].fill_(7)  # overwrites the rows of the other group
-    assert clearly_right((wide[0][::2], wide[1][::2], wide[2][::2]), Tolerance(2.0), NO_SUMS, own) is not None
+    assert alone((wide[0][::2], wide[1][::2], wide[2][::2]), Tolerance(2.0), own) is not None
 
 
 def test_an_overflow_of_the_dtype_is_left_to_the_full_comparison(passes: tuple[str, ErrorPasses]) -> None:
@@ -108,7 +127,51 @@ def test_an_overflow_of_the_dtype_is_left_to_the_full_comparison(passes: tuple[s
     expected = torch.full((ROWS, COLS), 1.0, dtype=torch.float64, device=device)
     expected[0, 0] = 1e5
     rounded = expected.to(torch.float16)
-    assert clearly_right((rounded, rounded, expected), Tolerance(2.0), NO_SUMS, own) is None
+    assert alone((rounded, rounded, expected), Tolerance(2.0), own) is None
+
+
+def with_special_rows(found: Results, groups: int) -> Results:
+    """Put infinities and NaN into all but the first of the groups of rows, at the same places of all three results."""
+    for values in found:
+        values[1::groups, ::7], values[1::groups, 3] = math.nan, -math.inf
+        values[2::groups] = math.inf
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_groups_with_special_values_are_compared_with_the_others(
+    passes: tuple[str, ErrorPasses], dtype: torch.dtype
+) -> None:
+    device, own = passes
+    groups, tolerance = 3, Tolerance(2.0, relative=True)
+    whole = with_special_rows(results(dtype, device), groups)
+    parts = [(whole[0][turn::groups], whole[1][turn::groups], whole[2][turn::groups]) for turn in range(groups)]
+    found = clearly_right(parts, tolerance, [Rule(NO_SUMS, not_finite=True)] * groups, own)
+    for part, quick in zip(parts, found, strict=True):
+        full = compared(*part, tolerance, Excuses(not_finite=NotFinite((part[1],))))
+        assert quick is not None
+        assert full.fault == ""
+        assert (quick.error, quick.worst) == pytest.approx((full.error, full.worst), rel=1e-3)
+    strict = clearly_right(parts, tolerance, [Rule(NO_SUMS)] * groups, own)
+    assert [one is not None for one in strict] == [True, False, False]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.25])
+@pytest.mark.parametrize("place", [(0, 0), (1, 0), (1, 3), (2, 5)])
+def test_a_wrong_special_value_is_never_clearly_right(
+    passes: tuple[str, ErrorPasses], place: tuple[int, int], value: float
+) -> None:
+    device, own = passes
+    for wrong in range(2):  # the kernel's result, then PyTorch's
+        whole = with_special_rows(results(torch.float32, device), 3)
+        before = float(whole[wrong][place])
+        whole[wrong][place] = value
+        same = before == value or (math.isnan(before) and math.isnan(value))
+        if same or (math.isfinite(before) and math.isfinite(value) and wrong):  # PyTorch may be inexact
+            continue
+        turn = place[0] % 3
+        part = (whole[0][turn::3], whole[1][turn::3], whole[2][turn::3])
+        assert clearly_right([part], Tolerance(2.0), [Rule(NO_SUMS, not_finite=True)], own) == [None]
 
 
 @pytest.mark.gpu

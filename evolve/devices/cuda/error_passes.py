@@ -12,7 +12,7 @@ from evolve.devices.error_passes import Allowance, Results
 THREADS, BLOCKS_PER_SM = 256, 8
 MOST_ELEMENTS = 2**32 - 1  # the kernels count elements in 32 bits
 KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
-SUMS, MOST_ALLOWANCES = 5, 2
+FIGURES, MOST_ALLOWANCES = 6, 2
 SOURCE = r"""
 struct Values { const void* at; long long row_stride; int kind; };
 struct Allowance { double constant, of_result, of_excess; };
@@ -29,15 +29,20 @@ __device__ double load(const Values& values, unsigned row, unsigned column)
     return half;
 }
 
-struct Element { double result, off, own, excess; };
+struct Element { double result, off, own, excess; bool skipped; };
+
+__device__ bool finite(double value) { return fabs(value) <= 1.7976931348623157e308; }
+__device__ bool same(double a, double b) { return a == b || (a != a && b != b); }
 
 __device__ Element element(const Values& actual, const Values& pytorch, const Values& expected, unsigned cols,
                            double rounding, unsigned i)
 {
     unsigned row = i / cols, column = i - row * cols;
     double right = load(expected, row, column), result = fabs(right);
-    double own = fabs(load(pytorch, row, column) - right);
-    return {result, fabs(load(actual, row, column) - right), own, fmax(own - rounding * result, 0.0)};
+    double got = load(actual, row, column), of_pytorch = load(pytorch, row, column);
+    if (!finite(right) && same(got, right) && same(of_pytorch, right)) return {0.0, 0.0, 0.0, 0.0, true};
+    double own = fabs(of_pytorch - right);
+    return {result, fabs(got - right), own, fmax(own - rounding * result, 0.0), false};
 }
 
 __device__ void add_up(double value, double* total)
@@ -64,7 +69,7 @@ __device__ unsigned long long ordered(double value)
 extern "C" __global__ void squares(Values actual, Values pytorch, Values expected, unsigned count, unsigned cols,
                                    double rounding, double* found)
 {
-    double sums[4] = {};
+    double sums[5] = {};
     unsigned long long largest = 0;
     unsigned step = gridDim.x * blockDim.x;
     for (unsigned long long i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step) {
@@ -73,11 +78,12 @@ extern "C" __global__ void squares(Values actual, Values pytorch, Values expecte
         sums[1] += one.off * one.off;
         sums[2] += one.own * one.own;
         sums[3] += one.excess * one.excess;
+        sums[4] += one.skipped;
         unsigned long long bits = ordered(one.result);
         largest = bits > largest ? bits : largest;
     }
-    for (int i = 0; i < 4; ++i) add_up(sums[i], found + i);
-    keep_largest(largest, found + 4);
+    for (int i = 0; i < 5; ++i) add_up(sums[i], found + i);
+    keep_largest(largest, found + 5);
 }
 
 extern "C" __global__ void largest_ratios(Values actual, Values pytorch, Values expected, unsigned count, unsigned cols,
@@ -124,23 +130,26 @@ class CudaErrorPasses:
             for values in results
         )
 
-    def norms(self, results: Results, rounding: float) -> list[float]:
-        """Return the norms of the result, the output's error, PyTorch's error and its excess, and the largest result.
+    def norms(self, groups: Sequence[Results], rounding: float) -> list[list[float]]:
+        found = torch.zeros((len(groups), FIGURES), dtype=torch.float64, device=groups[0][0].device)
+        for turn, results in enumerate(groups):
+            self._launch(self._squares, results, (ctypes.c_double(rounding),), found[turn])
+        norms = []
+        for *squares, skipped, largest in found.tolist():
+            roots = (math.sqrt(square) if square >= 0 else math.nan for square in squares)
+            norms.append([*roots, largest, skipped])
+        return norms
 
-        At least one of these is not finite if an element of the results is not finite.
-        """
-        found = torch.zeros(SUMS, dtype=torch.float64, device=results[0].device)
-        self._launch(self._squares, results, (ctypes.c_double(rounding),), found)
-        *squares, largest = found.tolist()
-        return [*(math.sqrt(square) if square >= 0 else math.nan for square in squares), largest]
-
-    def worst(self, results: Results, rounding: float, allowances: Sequence[Allowance]) -> list[float]:
-        """Return, for each of at most two allowances, the largest error relative to the allowed one."""
-        found = torch.zeros(MOST_ALLOWANCES, dtype=torch.float64, device=results[0].device)
-        both = [_Allowance(one.constant, one.of_result, one.of_excess) for one in (*allowances, *allowances)]
-        self._launch(self._ratios, results, (ctypes.c_double(rounding), *both[:MOST_ALLOWANCES]), found)
-        ratios: list[float] = found.tolist()
-        return ratios[: len(allowances)]
+    def worst(
+        self, groups: Sequence[Results], rounding: float, allowances: Sequence[Sequence[Allowance]]
+    ) -> list[list[float]]:
+        """Return the largest relative errors; each group has at most two allowances."""
+        found = torch.zeros((len(groups), MOST_ALLOWANCES), dtype=torch.float64, device=groups[0][0].device)
+        for turn, (results, own) in enumerate(zip(groups, allowances, strict=True)):
+            both = [_Allowance(one.constant, one.of_result, one.of_excess) for one in (*own, *own)]
+            self._launch(self._ratios, results, (ctypes.c_double(rounding), *both[:MOST_ALLOWANCES]), found[turn])
+        ratios: list[list[float]] = found.tolist()
+        return [of_group[: len(own)] for of_group, own in zip(ratios, allowances, strict=True)]
 
     def _launch(self, kernel: object, results: Results, values: tuple[object, ...], found: torch.Tensor) -> None:
         count = results[0].numel()
