@@ -4,6 +4,7 @@ If checks used only normal numbers, kernels that are wrong for other inputs woul
 the tensor's own dtype and without waiting for the GPU, because inputs are drawn anew for each timed call.
 """
 
+import hashlib
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -50,6 +51,9 @@ FAR_BELOW, FAR_BELOW_IN_FLOAT16 = 2.0**33, 2.0**11  # sums of a few such numbers
 FAINT, VAST = 2.0**-30, 2.0**20  # products of two such numbers are still far from float32's limits
 # An arrangement of softmaxes under a mask: NaN in the only visible key of a row, where `nan_spreads` holds as well.
 ONLY_KEY_NAN = "NaN_in_the_only_key"
+# Up to this many rows, places of special values are drawn on the host: on a GPU, each small operation takes longer
+# than drawing all of them. Transfers of so few numbers do not wait for the GPU.
+MOST_ON_HOST = 4096
 Draw = Callable[[torch.Tensor, torch.Generator], object]
 
 
@@ -230,12 +234,14 @@ def change_weight(tensor: torch.Tensor, values: str, generator: torch.Generator,
 
 def _nan(tensor: torch.Tensor, generator: torch.Generator) -> None:
     """Draw normal numbers, with at most one NaN in a row. Its sign bit varies, because -x and 0 / 0 on a CPU set it."""
-    _scatter(_normal(tensor, generator), _in_turn(tensor, math.nan, generator), generator)
+    _normal(tensor, generator)
+    _scatter(tensor, math.nan, generator)
 
 
 def _infinite(tensor: torch.Tensor, generator: torch.Generator) -> None:
     """Draw normal numbers with infinities of both signs, at most one in a row."""
-    _scatter(_normal(tensor, generator), _in_turn(tensor, math.inf, generator), generator)
+    _normal(tensor, generator)
+    _scatter(tensor, math.inf, generator)
 
 
 def stand_alone(tensors: Sequence[torch.Tensor], value: float, generator: torch.Generator) -> None:
@@ -260,15 +266,23 @@ def stand_alone(tensors: Sequence[torch.Tensor], value: float, generator: torch.
                 row[place : place + 1] = math.copysign(value, chance.random() - 0.5)
 
 
-def _in_turn(tensor: torch.Tensor, value: float, generator: torch.Generator) -> torch.Tensor:
+def _for_rows(count: int, generator: torch.Generator) -> torch.Generator:
+    """Return a generator for one number per row: if there are few rows, one on the host that follows from this one."""
+    if count > MOST_ON_HOST or generator.device.type == "cpu":
+        return generator
+    state = generator.get_state().numpy().tobytes()  # a GPU's generator keeps it on the host, with its progress
+    return torch.Generator().manual_seed(int.from_bytes(hashlib.blake2b(state, digest_size=7).digest()))
+
+
+def _in_turn(count: int, value: float, seed: int, generator: torch.Generator) -> torch.Tensor:
     """Return the value for every other row of the first dim, and its negative for the other rows.
 
     The seed chooses the sign in a single row, so that two draws have both signs.
     """
-    rows = torch.arange(len(tensor) if tensor.ndim else 1, device=tensor.device)
-    first = torch.randint(2, (1,), generator=generator, device=tensor.device)
-    if len(rows) == 1:
-        first = torch.full_like(first, generator.initial_seed() // OTHER_SIGN)
+    rows = torch.arange(count, device=generator.device)
+    first = torch.randint(2, (1,), generator=generator, device=generator.device)
+    if count == 1:
+        first = torch.full_like(first, seed // OTHER_SIGN)
     return torch.where((rows + first) % 2 > 0, value, -value)
 
 
@@ -278,22 +292,27 @@ def _clashing(tensor: torch.Tensor, generator: torch.Generator) -> None:
     A maximum that is infinite must not hide NaN, and two infinities may give another result than one.
     """
     rows = _normal(tensor, generator).view(len(tensor) if tensor.ndim else 1, -1)
-    chosen = _some_rows(len(rows), tensor.device, generator)
-    first, step = torch.rand((2, len(rows), 1), generator=generator, device=tensor.device)
+    own = _for_rows(len(rows), generator)
+    chosen = _some_rows(len(rows), own)
+    first, step = torch.rand((2, len(rows), 1), generator=own, device=own.device)
     width = rows.shape[1]
     place = first.mul_(width).long().clamp_(max=width - 1)
     other = (place + 1 + step.mul_(width - 1).long().clamp_(max=max(width - 2, 0))) % width
-    turn = torch.arange(len(rows), device=tensor.device) + torch.randint(
-        4, (1,), generator=generator, device=tensor.device
-    )
+    turn = torch.arange(len(rows), device=own.device) + torch.randint(4, (1,), generator=own, device=own.device)
     pairs = torch.tensor(((math.nan, math.inf), (math.inf, math.inf), (-math.nan, -math.inf), (math.inf, -math.inf)))
-    values = pairs.to(tensor.device, tensor.dtype)[turn % len(pairs)]
+    values = pairs.to(own.device)[turn % len(pairs)]
     for at, value in ((other, values[:, 1:]), (place, values[:, :1])):
-        rows.scatter_(1, at, torch.where(chosen, value, rows.gather(1, at)))
+        _put(rows, chosen, at, value)
 
 
-def _scatter(tensor: torch.Tensor, values: torch.Tensor, generator: torch.Generator) -> None:
-    """Write the values to random places of at least two rows of the first dim.
+def _put(rows: torch.Tensor, chosen: torch.Tensor, at: torch.Tensor, values: torch.Tensor) -> None:
+    """Write one value to a place of each chosen row."""
+    chosen, at, values = (one.to(rows.device, non_blocking=True) for one in (chosen, at, values))
+    rows.scatter_(1, at, torch.where(chosen, values.to(rows.dtype), rows.gather(1, at)))
+
+
+def _scatter(tensor: torch.Tensor, value: float, generator: torch.Generator) -> None:
+    """Write the value, or its negative, to random places of at least two rows of the first dim.
 
     In about half of these rows, it is the last place, which kernels may treat differently. The last row is among these
     rows, except in half of the draws of a few rows: it has the value in every tensor, so that one tensor hides the
@@ -301,25 +320,29 @@ def _scatter(tensor: torch.Tensor, values: torch.Tensor, generator: torch.Genera
     on to the end.
     """
     rows = tensor.view(len(tensor) if tensor.ndim else 1, -1)
-    last = rows.shape[1] - 1
-    chosen = _some_rows(len(rows), tensor.device, generator)
-    places = torch.randint(rows.shape[1], (len(rows), 1), generator=generator, device=tensor.device)
-    places[torch.rand((len(rows), 1), generator=generator, device=tensor.device) < SHARE_AT_THE_END] = last
-    if len(rows) > FEW_ROWS or generator.initial_seed() % 2:
+    count, last, seed, own = len(rows), rows.shape[1] - 1, generator.initial_seed(), _for_rows(len(rows), generator)
+    values = _in_turn(count, value, seed, own)
+    chosen = _some_rows(count, own)
+    places = torch.randint(rows.shape[1], (count, 1), generator=own, device=own.device)
+    places[torch.rand((count, 1), generator=own, device=own.device) < SHARE_AT_THE_END] = last
+    if count > FEW_ROWS or seed % 2:
         places[-1], chosen[-1] = last, True
-    elif generator.initial_seed() % 4:
+    elif seed % 4:
         places[-1], chosen[-1] = 0, True
-    rows.scatter_(1, places, torch.where(chosen, values.to(tensor.dtype).reshape(-1, 1), rows.gather(1, places)))
+    _put(rows, chosen, places, values.reshape(-1, 1))
 
 
 def _minus_inf_rows(tensor: torch.Tensor, generator: torch.Generator) -> None:
     """Draw normal numbers, and some rows along the last dim that are entirely -inf."""
     shape = tensor.shape[:-1]
-    chosen = _some_rows(math.prod(shape), tensor.device, generator).reshape(*shape, *[1] * min(tensor.ndim, 1))
-    _normal(tensor, generator).masked_fill_(chosen, -math.inf)
+    _normal(tensor, generator)  # first, so that the generator differs from that of the tensor before
+    own = _for_rows(math.prod(shape), generator)
+    chosen = _some_rows(math.prod(shape), own).reshape(*shape, *[1] * min(tensor.ndim, 1))
+    tensor.masked_fill_(chosen.to(tensor.device, non_blocking=True), -math.inf)
 
 
-def _some_rows(count: int, device: torch.device, generator: torch.Generator) -> torch.Tensor:
+def _some_rows(count: int, generator: torch.Generator) -> torch.Tensor:
+    device = generator.device
     chosen = torch.empty((count, 1), dtype=torch.bool, device=device).bernoulli_(SHARE_NOT_FINITE, generator=generator)
     one = torch.randint(max(1, count - 1), (1,), generator=generator, device=device)
     chosen[one] = chosen[(one + 1) % count] = True  # neighbours: in one of them, infinities are negative

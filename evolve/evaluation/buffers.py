@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -17,7 +18,6 @@ GAP_BYTES = 4096  # minimum before and after every tensor
 POISONS = (0xFF, 0x7E, 0x3F, 0x00)
 BY_CHANCE = 1 / 32  # share of one-byte elements that may equal the poison by chance
 NOISE_BYTES = 2**14
-WORD_BYTES = 8
 SPARE_BYTES, GPU_SPARE_BYTES = 2**16, 2**26  # after all buffers: a write with a wrong stride is found there
 FENCED_BYTES = 2**24  # size of the largest workload whose inputs end at inaccessible memory
 OWN_SEGMENT_BYTES = 2**25  # PyTorch's allocator does not share a segment of this size
@@ -33,10 +33,15 @@ class Buffer:
     behind: torch.Tensor
     noise: torch.Tensor
 
+    @cached_property
+    def zones(self) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
+        """Each red zone with the bytes that it must hold."""
+        return tuple((zone, self.noise[: len(zone)]) for zone in (self.before, self.behind))
+
     def damage(self) -> str:
         """Return where the kernel wrote outside the tensor, or an empty string."""
-        for side, zone in (("before", self.before), ("behind", self.behind)):
-            wrong = (zone != self.noise[: len(zone)]).nonzero().flatten()
+        for side, (zone, noise) in zip(("before", "behind"), self.zones, strict=True):
+            wrong = (zone != noise).nonzero().flatten()
             if len(wrong):
                 nearest = len(zone) - int(wrong[-1]) if side == "before" else int(wrong[0]) + 1
                 return f"{len(wrong)} bytes {side} the buffer were overwritten, the nearest {nearest} bytes {side} it"
@@ -128,8 +133,8 @@ class Arena:
     def strayed(self, unused: Iterable[Buffer] = ()) -> torch.Tensor:
         """Return, as a tensor, whether an unused buffer or the memory after all buffers has changed."""
         found = [bits(values) for values in (self._spare, *(buffer.tensor for buffer in unused))]
-        word = torch.full((WORD_BYTES,), self._poison, dtype=torch.uint8, device=self._memory.device)
-        return torch.stack([(words != word.view(words.dtype)[0]).any() for words in found]).any()
+        changed = [(words != _word(self._poison, words.dtype)).any() for words in found]
+        return torch.stack(changed).any() if len(changed) > 1 else changed[0]
 
     def _of(self, nbytes: int) -> torch.Tensor:
         if len(self._memory) < nbytes:
@@ -144,7 +149,7 @@ class Arena:
 
 def damaged(buffers: Iterable[Buffer]) -> torch.Tensor:
     """Return, as a tensor, whether any zone was written to. The caller can fetch it together with other results."""
-    zones = [(zone, buffer.noise[: len(zone)]) for buffer in buffers for zone in (buffer.before, buffer.behind)]
+    zones = [both for buffer in buffers for both in buffer.zones]
     return (torch.cat([zone for zone, _ in zones]) != torch.cat([noise for _, noise in zones])).any()
 
 
@@ -154,6 +159,11 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     nbytes = flat.numel() * flat.element_size()
     width = next(width for width in (8, 4, 2, 1) if nbytes % width == 0 and flat.data_ptr() % width == 0)
     return flat.view({8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[width])
+
+
+def _word(poison: int, dtype: torch.dtype) -> int:
+    """Return the integer of this dtype whose bytes are all poison."""
+    return int.from_bytes(bytes([poison]) * dtype.itemsize, "little", signed=dtype.is_signed)
 
 
 def is_poison(values: torch.Tensor, poison: int) -> torch.Tensor:

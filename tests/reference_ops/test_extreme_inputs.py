@@ -2,6 +2,8 @@
 
 import math
 import random
+from dataclasses import dataclass
+from typing import cast
 
 import pytest
 import torch
@@ -9,8 +11,8 @@ from chosen_ops import some
 from drawn_inputs import drawn, nan_at
 from each import each
 
-from reference_ops import catalog
-from reference_ops.distributions import EXTREME_DRAWS, SEEDS_ALIKE
+from reference_ops import catalog, distributions
+from reference_ops.distributions import EXTREME_DRAWS, MOST_ON_HOST, SEEDS_ALIKE
 from reference_ops.inputs import inputs_at, meets_extremes_by_rows, row_groups, seeds_in_turn, similar_seeds
 from reference_ops.op import (
     EXTREME_ROWS,
@@ -184,3 +186,28 @@ def test_a_backward_op_gets_nan_in_one_gradient_or_saved_tensor_at_a_time() -> N
 def test_an_op_may_exempt_nan_altogether() -> None:
     assert not catalog.load("sort").counted_nan
     assert not catalog.load("softmax").counted_nan  # softmax has no exemption for NaN
+
+
+@dataclass
+class OnAGpu:
+    """What a GPU's generator offers on the host: its seed and its progress."""
+
+    state: tuple[int, ...]
+    device: torch.device = torch.device("cuda")  # noqa: RUF009 - a constant
+
+    def get_state(self) -> torch.Tensor:
+        return torch.tensor(self.state, dtype=torch.uint8)
+
+
+def test_places_of_few_rows_are_drawn_on_the_host_from_the_state_of_the_gpus_generator() -> None:
+    def drawn(state: tuple[int, ...], rows: int) -> list[float]:
+        own = distributions._for_rows(rows, cast("torch.Generator", OnAGpu(state)))
+        assert own.device.type == "cpu"
+        return torch.rand(8, generator=own).tolist()
+
+    assert drawn((1, 0), 5) == drawn((1, 0), MOST_ON_HOST)
+    assert len({tuple(drawn(state, 5)) for state in ((1, 0), (1, 4), (2, 0), (2, 4))}) == 4
+    many = cast("torch.Generator", OnAGpu((1, 0)))
+    assert distributions._for_rows(MOST_ON_HOST + 1, many) is many
+    host = torch.Generator()
+    assert distributions._for_rows(5, host) is host
