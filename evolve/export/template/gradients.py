@@ -1,6 +1,6 @@
 """Gradients of an op from its backward ops, which run as kernels where these win, and in PyTorch elsewhere."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -135,6 +135,10 @@ class Gradients:
         outputs = frozenset(spec.name for spec in self.op.outputs)
         return frozenset().union(*(step.wants(outputs) for step in self.steps))
 
+    def computing(self, grads: Iterable[torch.Tensor | None]) -> Callable[..., dict[str, torch.Tensor]]:
+        """Return the function that computes gradients from these gradients of the outputs: `twice` or `of`."""
+        return partial(self.twice, again=torch.is_grad_enabled()) if by_autograd(grads) else self.of
+
     def of(
         self,
         known: Known,
@@ -221,6 +225,11 @@ def is_batch(gradient: torch.Tensor | None) -> bool:
     return gradient is not None and torch._C._functorch.is_legacy_batchedtensor(gradient)  # noqa: SLF001 - there is no public way to ask
 
 
+def by_autograd(grads: Iterable[torch.Tensor | None]) -> bool:
+    """Return whether autograd must compute a backward: its result may be differentiated again, or is a batch."""
+    return torch.is_grad_enabled() or any(map(is_batch, grads))
+
+
 def apart(gradients: Sequence[Any], *, are_viewed: bool = False) -> tuple[Any, ...]:
     """Return gradients of which no two share memory, except for one that occurs twice, unless they `are_viewed` later.
 
@@ -275,7 +284,5 @@ class Differentiable(torch.autograd.Function):
         of_outputs = {spec.name: grad for spec, grad in zip(op.outputs, grads, strict=True)}
         needs = ctx.needs_input_grad[3:]
         wanted = frozenset(spec.name for spec, need in zip(op.inputs, needs, strict=True) if need)
-        by_autograd = torch.is_grad_enabled() or any(map(is_batch, grads))
-        compute = partial(gradients.twice, again=torch.is_grad_enabled()) if by_autograd else gradients.of
-        found = compute(left(ctx, gradients), of_outputs, ctx.parameters, wanted)
+        found = gradients.computing(grads)(left(ctx, gradients), of_outputs, ctx.parameters, wanted)
         return (None, None, None, *apart([found.get(spec.name) for spec in op.inputs], are_viewed=True))

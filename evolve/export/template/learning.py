@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from evolve.export.template.folding import folded
-from evolve.export.template.gradients import Deciding, Gradients, Known, Step, apart, is_batch
+from evolve.export.template.gradients import Deciding, Gradients, Known, Step, apart, by_autograd
 from evolve.export.template.plans import Launchable, Made, Plan, Reading, modes_are_plain, planned
 from evolve.export.template.unrolled import Kinds, Run, Shape, Source, defined, numbered
 from reference_ops.op import GRADIENT, Number
@@ -86,8 +86,7 @@ class Learning:
         every = {name: x for name, x in zip(names, (*saved, *grads), strict=True) if x is not None}
         if (
             self.gradients.is_rectified
-            or torch.is_grad_enabled()
-            or any(map(is_batch, grads))
+            or by_autograd(grads)
             or not all(name in every for step in steps for name in step.reads)
         ):
             return self._by_names(needs, saved, grads)
@@ -132,9 +131,8 @@ class Learning:
 
         Some of `grads` may be missing or batches, and the result may be differentiated again.
         """
-        by_autograd = torch.is_grad_enabled() or any(map(is_batch, grads))
-        compute = partial(self.gradients.twice, again=torch.is_grad_enabled()) if by_autograd else self.gradients.of
-        with torch.set_grad_enabled(by_autograd):
+        compute = self.gradients.computing(grads)
+        with torch.set_grad_enabled(by_autograd(grads)):
             return self._computed(compute, needs, saved, grads)
 
     def _computed(
