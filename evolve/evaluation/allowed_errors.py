@@ -9,6 +9,8 @@ import torch
 from evolve.devices.error_passes import Allowance
 from reference_ops.op import Tolerance
 
+CUT_OFF_FACTOR = 1.75
+RELATIVE, RELATIVE_ROUNDINGS = 2.0**-6, 8  # allowed relative error of an element, or its number of roundings
 ELEMENT_FACTOR = 4  # an element's error may exceed the root mean square error by this factor
 FLOAT32_UNIT = 2.0**-24
 FLOOR_ROUNDINGS = 0.25  # at the output's magnitude; PyTorch's error is smaller only by chance
@@ -118,6 +120,30 @@ class Errors:
     error: float
     yardstick: float
     finite: bool
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Result of a comparison: root mean square errors, and the worst element's error relative to its allowed error."""
+
+    fault: str  # empty when the output is right
+    error: float = 0.0
+    pytorch_error: float = 0.0
+    worst: float = 0.0
+
+    def within(self, times: float) -> bool:
+        """Return whether the only fault is an error of at most `times` times the allowed error."""
+        return 0 < self.worst <= times and self.error <= times * self.pytorch_error
+
+
+def relative_allowance(scale: Scale) -> Allowance:
+    share = max(RELATIVE, RELATIVE_ROUNDINGS * scale.rounding)
+    return Allowance(torch.finfo(scale.dtype).smallest_normal, share, ELEMENT_FACTOR)
+
+
+def largest_factor(dtype: torch.dtype, tolerance: Tolerance) -> float:
+    """Return the tolerance's factor. For dtypes of 16 bits or fewer it is limited, so that truncation is rejected."""
+    return min(tolerance.factor, CUT_OFF_FACTOR) if dtype.itemsize < 4 else tolerance.factor
 
 
 def limits_of(found: Sequence[float], tolerance: Tolerance, scale: Scale) -> Limits:

@@ -13,8 +13,16 @@ import numpy as np
 import torch
 
 from evolve.devices.error_passes import Allowance, ErrorPasses, Results
-from evolve.evaluation.allowed_errors import SMALL, Limits, Scale, Sums, limits_of
-from evolve.evaluation.compare import Comparison, largest_factor, relative_allowance
+from evolve.evaluation.allowed_errors import (
+    SMALL,
+    Comparison,
+    Limits,
+    Scale,
+    Sums,
+    largest_factor,
+    limits_of,
+    relative_allowance,
+)
 from reference_ops.op import Tolerance
 
 Rows = slice | EllipsisType  # the index of some rows of an output, which may have no dims

@@ -8,12 +8,11 @@ from functools import partial
 import numpy as np
 import torch
 
-from evolve.devices.error_passes import Allowance
 from evolve.evaluation.allowed_errors import (
-    ELEMENT_FACTOR,
     FEW,
     NO_SUMS,
     SMALL,
+    Comparison,
     Errors,
     Scale,
     Sums,
@@ -21,13 +20,13 @@ from evolve.evaluation.allowed_errors import (
     allow_rounding_of_inputs,
     allow_worst_of_pytorch,
     errors_of,
+    largest_factor,
     leeway,
+    relative_allowance,
 )
 from reference_ops.op import Tolerance
 
-CUT_OFF_FACTOR = 1.75
 EDGE = 2.0**-8  # relative distance from the largest number: a few roundings of float16
-RELATIVE, RELATIVE_ROUNDINGS = 2.0**-6, 8  # allowed relative error of an element, or its number of roundings
 NEARLY, FEW_OFF = 4, 8  # at most 8 of many rows may exceed the allowed error by chance, and by less than 4 times
 FAR, FAR_IN_16_BITS = 4096, 64  # times the allowed error; a larger one is never explained by rounding of the inputs
 
@@ -60,20 +59,6 @@ class Excuses:
 
 
 NOTHING = Excuses()
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Result of a comparison: root mean square errors, and the worst element's error relative to its allowed error."""
-
-    fault: str  # empty when the output is right
-    error: float = 0.0
-    pytorch_error: float = 0.0
-    worst: float = 0.0
-
-    def within(self, times: float) -> bool:
-        """Return whether the only fault is an error of at most `times` times the allowed error."""
-        return 0 < self.worst <= times and self.error <= times * self.pytorch_error
 
 
 def compared(
@@ -223,11 +208,6 @@ def _relatively_off(errors: Errors, actual: torch.Tensor, expected: torch.Tensor
     return f"{_elements_off(errors.off.abs(), allowed, actual, expected)}, as its logarithm must be right too"
 
 
-def relative_allowance(scale: Scale) -> Allowance:
-    share = max(RELATIVE, RELATIVE_ROUNDINGS * scale.rounding)
-    return Allowance(torch.finfo(scale.dtype).smallest_normal, share, ELEMENT_FACTOR)
-
-
 def _verdict(
     errors: Errors, actual: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance, scale: Scale
 ) -> Comparison:
@@ -252,11 +232,6 @@ def _few_rows(errors: Errors) -> bool:
     off = errors.off.abs() > errors.allowed
     rows = off.reshape(-1, off.shape[-1]).any(1) if off.ndim > 1 else off
     return int(rows.sum()) <= FEW_OFF
-
-
-def largest_factor(dtype: torch.dtype, tolerance: Tolerance) -> float:
-    """Return the tolerance's factor. For dtypes of 16 bits or fewer it is limited, so that truncation is rejected."""
-    return min(tolerance.factor, CUT_OFF_FACTOR) if dtype.itemsize < 4 else tolerance.factor
 
 
 def _exactly(actual: torch.Tensor, expected: torch.Tensor) -> Comparison:

@@ -9,9 +9,9 @@ from functools import cached_property, partial
 import torch
 
 from evolve.devices.error_passes import ErrorPasses, Results
-from evolve.evaluation.allowed_errors import FEW, FLOAT32_UNIT, SMALL, Sums, lost_by_atomics, summed
+from evolve.evaluation.allowed_errors import FEW, FLOAT32_UNIT, SMALL, Comparison, Sums, lost_by_atomics, summed
 from evolve.evaluation.clearly_right import Rows, Rule, at_rows, clearly_right, on_the_cpu_if_small, right_in_turn
-from evolve.evaluation.compare import Comparison, Excuses, NotFinite, compared
+from evolve.evaluation.compare import Excuses, NotFinite, compared
 from evolve.evaluation.gelu_of_infinity import GeluOfInfinity
 from reference_ops.inputs import RowGroup, inputs_at, row_groups, similar_seeds
 from reference_ops.op import (

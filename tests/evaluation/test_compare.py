@@ -8,9 +8,9 @@ import torch
 from compared_results import fault
 
 from evolve.evaluation import compare
-from evolve.evaluation.allowed_errors import NO_SUMS, summed
+from evolve.evaluation.allowed_errors import NO_SUMS, Comparison, summed
 from evolve.evaluation.clearly_right import Rule, right_in_turn
-from evolve.evaluation.compare import Comparison, Excuses, NotFinite, compared
+from evolve.evaluation.compare import Excuses, NotFinite, compared
 from reference_ops.op import Tolerance
 
 torch.manual_seed(5)

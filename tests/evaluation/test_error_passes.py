@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from evolve.devices.error_passes import Allowance, ErrorPasses, Results
-from evolve.evaluation.allowed_errors import NO_SUMS, SMALL
+from evolve.evaluation.allowed_errors import NO_SUMS, SMALL, Comparison
 from evolve.evaluation.clearly_right import Rule, clearly_right
-from evolve.evaluation.compare import Comparison, Excuses, NotFinite, compared
+from evolve.evaluation.compare import Excuses, NotFinite, compared
 from reference_ops.op import Tolerance
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
