@@ -1,7 +1,8 @@
 """Benchmark of the first verdict: seconds from the start of a command until a kernel is judged. Run it with Python.
 
 It starts `evolve run` on a task with one evaluation, first without any cached baseline and then again with them, and
-prints when each line of the log appeared. The archive and the caches are its own.
+prints when each line of the log appeared. The archive and the caches are its own. With `--parts`, it prints instead how
+long the steps before the first line of the log take, each in a new process after the steps that it needs.
 """
 
 import argparse
@@ -34,6 +35,27 @@ def get_init_inputs():
     return []
 """
 RIGHT, FASTEST = "right: ", "fastest on"
+# Steps before a worker is ready: the name of each, the code that it needs, and the code that is timed.
+PARTS = (
+    ("Python", "", "pass"),
+    ("import of PyTorch", "", "import torch"),
+    ("import of the worker", "import torch", "import evolve.engines.worker"),
+    ("import of the device", "import torch, evolve.engines.worker", "import evolve.devices.cuda.device"),
+    ("NVRTC", "import evolve.devices.cuda.device", "from evolve.devices import cuda; cuda.preload_nvrtc()"),
+    ("import of SymPy", "import torch", "import sympy"),
+    ("context on the GPU", "import torch", "torch.zeros(1, device='cuda')"),
+    (
+        "first product (cuBLAS)",
+        "import torch; x = torch.ones(64, 64, device='cuda')",
+        "x @ x; torch.cuda.synchronize()",
+    ),
+    (
+        "rates of the GPU",
+        "import torch; x = torch.ones(64, 64, device='cuda'); x @ x; from evolve.devices import cuda; "
+        "device = cuda.make(None, None)",
+        "device.info",
+    ),
+)
 
 
 def main() -> None:
@@ -41,7 +63,11 @@ def main() -> None:
     options.add_argument("task", nargs="?", help="a task or an op [default: softmax as a KernelBench task]")
     options.add_argument("--device", default="")
     options.add_argument("--evals", type=int, default=1)
+    options.add_argument("--parts", action="store_true", help="time the steps before a worker is ready")
     given = options.parse_args()
+    if given.parts:
+        _print_parts()
+        return
     with tempfile.TemporaryDirectory() as folder:
         task = Path(folder) / "softmax_task.py"
         task.write_text(TASK)
@@ -51,6 +77,16 @@ def main() -> None:
             command += ["--archive", str(archive), "--proposer", "offline"]
             command += ["--device", given.device] if given.device else []
             _report(name, command, {"XDG_CACHE_HOME": folder, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"})
+
+
+def _print_parts() -> None:
+    for name, needed, step in PARTS:
+        code = f"import time\n{needed}\nbegan = time.perf_counter()\n{step}\nprint(time.perf_counter() - began)"
+        began = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+        whole = time.perf_counter() - began
+        took = f"{float(done.stdout):7.2f} s" if done.returncode == 0 else "  failed "
+        print(f"{name:24}{took}, the whole process {whole:6.2f} s  {done.stderr.strip().splitlines()[-1:]}", flush=True)
 
 
 def _report(name: str, command: list[str], caches: dict[str, str]) -> None:
