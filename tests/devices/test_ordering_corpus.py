@@ -6,15 +6,18 @@ import pytest
 
 pytest.importorskip("cupy")
 
+from collections.abc import Iterator
 from contextlib import suppress
 
 from cheat_files import CheatFile, files
 from each import each
+from shared_objects import assemble_plainly
 
 from archive.binding import IllegalError
 from archive.kernel import Kernel
 from archive.library import op_names, shipped
 from archive.records import DeviceInfo, Evaluation, Outcome
+from evolve.devices.cuda import compiler
 from evolve.devices.cuda.compiler import check_compiles, compile_cubin
 from evolve.evaluation.compiling import bound_at, verdict_on
 from reference_ops import catalog
@@ -24,6 +27,7 @@ DEVICES = {
     "emulated": DeviceInfo(kind="emulated", name="a CPU", arch="sm_90a", sms=4, shared_bytes=232448),
 }
 SHARES = re.compile(r"atomic[A-Z]|volatile|__threadfence|__ldc?g|\basm\b|cooperative = true")
+CACHED = (compiler._nvrtc, compiler._found_or_compiled)  # as they are before tests share what they compile
 QUICK = ("histogram/", "honest/a")  # beginnings of names of kernels that compile quickly
 UNORDERED = {file.name: file for file in files("kernels") if file.caught == (Outcome.UNSAFE,) and not file.at_confirm}
 # tests/cheats compiles the others, whose blocks have no order
@@ -33,29 +37,34 @@ HONEST = {
 RIGHT = {**{f"{op}/{kernel.id[:8]}": kernel for op in op_names() for kernel in shipped(op)}, **HONEST}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def plain_assembler() -> Iterator[None]:
+    """Orders are found in the PTX; only what the assembler refuses matters here."""
+    with pytest.MonkeyPatch.context() as patch:
+        assemble_plainly(patch.setattr)
+        yield
+    for cached in CACHED:
+        cached.cache_clear()
+
+
 def compiled(kernel: Kernel, device: str) -> Evaluation:
     """Compile for a declared and an awkward workload of each dtype. Evaluations compile for more shapes.
 
     Code whose blocks share nothing has no order that sizes or dtypes could change: one workload is enough. Machine
-    code shows no order, so none is made for awkward workloads if the assembler has nothing to refuse.
+    code shows no order, so it is made for one workload only, unless the assembler may refuse that of another.
     """
     op, info = catalog.load(kernel.op), DEVICES[device]
     awkward = {workload.dtype: workload for workload in reversed(op.awkward)}
     shares = SHARES.search(kernel.source)
 
     def judge(verdict: Evaluation) -> Evaluation:
-        dtypes, in_full = set[str](), set[object]()
+        dtypes = set[str]()
         for workload in (*op.workloads(info.kind), *awkward.values()):
             if workload.dtype in dtypes and not (shares and workload in awkward.values()):
                 continue
             with suppress(IllegalError):
                 bound = bound_at(kernel, op, workload, info)
-                text = (bound.constants, bound.types)
-                if workload.dtype in dtypes and text not in in_full:
-                    check_compiles(bound, info.arch)
-                else:
-                    compile_cubin(bound, info.arch)
-                    in_full.add(text)
+                (check_compiles if dtypes else compile_cubin)(bound, info.arch)
                 dtypes.add(workload.dtype)
                 if not shares:
                     break

@@ -2,11 +2,17 @@
 
 import os
 import sys
+from importlib.util import find_spec
 
 import pytest
 from shared_objects import SharedObjects, made, opened, share
+from warm_fork_servers import plain_assembler
 
+from archive.library import plain
+from archive.records import Evaluation
 from evolve.devices.cuda import compiler
+from evolve.engines.engine import Job
+from evolve.engines.local import LocalEngine
 
 if sys.platform != "linux":
     pytest.skip("processes share objects on Linux only", allow_module_level=True)
@@ -88,3 +94,25 @@ def test_a_kernel_is_compiled_once_for_both_of_two_processes(monkeypatch: pytest
             found = compiler._nvrtc(source, arch)
             assert (found.image, found.log, found.ptx) == (b"image of " + source.encode(), "log", b"ptx")
     assert compiled == [("one", "sm_90a"), ("one", "sm_80"), ("two", "sm_90a")]
+
+
+@pytest.mark.skipif(find_spec("cupy") is None, reason="CuPy is not installed")
+def test_a_plain_assembler_makes_other_machine_code_and_the_verdict_is_the_same() -> None:
+    (kernel,) = plain("softmax")
+
+    def verdict() -> Evaluation:
+        engine = LocalEngine("emulated", 1)
+        try:
+            (found,) = engine.evaluate([Job(kernel, kernel.op)])
+        finally:
+            engine.close()
+        return found
+
+    usual = verdict()
+    with plain_assembler():
+        plainly = verdict()
+    assert usual.passed
+    assert plainly.passed
+    assert usual.traits
+    assert plainly.traits
+    assert usual.traits.code != plainly.traits.code

@@ -14,7 +14,7 @@ import pickle
 import struct
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -139,6 +139,20 @@ def share(objects: SharedObjects, patch: Patch = setattr) -> None:
     for name in ("_finished", "_prepared"):  # the first compiles kernels, the second the runtime and the headers
         patch(host, name, partial(found_or_finished, getattr(host, name)))
     patch(nvrtc, "_nvrtc", found_or_compiled)
+
+
+def assemble_plainly(patch: Patch = setattr) -> None:
+    """Let NVRTC's assembler optimise nothing, which takes a third of the time of a compilation.
+
+    The PTX, and what the assembler refuses, stay the same. It is for tests of verdicts, which are found in the PTX and
+    by the host's compiler; registers, spills and instructions of the machine code are not those of a GPU.
+    """
+    options = translation.options
+
+    def plain(arch: str, folders: Iterable[Path]) -> list[str]:
+        return [*options(arch, folders), "--ptxas-options=-O0"]
+
+    patch(translation, "options", plain)
 
 
 def check_ops_once(objects: SharedObjects) -> None:

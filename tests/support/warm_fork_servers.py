@@ -18,6 +18,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO, NoReturn
@@ -28,9 +29,11 @@ from evolve.engines import fork_server, pool
 
 WARM = "emulated"  # the device whose modules are loaded
 AFTER_FORK = ("TMPDIR", "PYTHONPATH")  # environment variables that take effect after the fork
+PLAIN_ASSEMBLER = "EVOLVE_TESTS_PLAIN_ASSEMBLER"  # set for fork servers whose machine code is not used
 PR_SET_CHILD_SUBREAPER = 36
 REQUEST_BYTES, PID_BYTES = 2**18, 16
 COLD = pool.started
+assembler: dict[str, str] = {}  # `PLAIN_ASSEMBLER` while `plain_assembler` is in use
 
 
 class ForkedProcess:
@@ -75,7 +78,8 @@ class WarmProcess:
 
     def fork(self, arguments: Sequence[str], control: int, output: int, folder: Path) -> ForkedProcess:
         """Fork a fork server, and adopt it: a subreaper becomes the parent of orphans among its descendants."""
-        request = json.dumps([list(arguments), pool.environment(folder), str(folder), os.getpid()]).encode()
+        environment = {**pool.environment(folder), **assembler}
+        request = json.dumps([list(arguments), environment, str(folder), os.getpid()]).encode()
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
         try:
             socket.send_fds(self._control, [request], [control, output])
@@ -127,6 +131,16 @@ def cold_fork_servers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool, "started", COLD)
         yield
+
+
+@contextmanager
+def plain_assembler() -> Iterator[None]:
+    """Start workers that do not optimise machine code (`shared_objects.assemble_plainly`)."""
+    assembler[PLAIN_ASSEMBLER] = "1"
+    try:
+        yield
+    finally:
+        assembler.clear()
 
 
 def _shared(environment: dict[str, str]) -> dict[str, str]:
@@ -184,6 +198,8 @@ def _become_fork_server(
         os.close(output)
         tests.send(str(os.getpid()).encode())
         tests.close()
+        if environment.pop(PLAIN_ASSEMBLER, ""):
+            sys.modules["shared_objects"].assemble_plainly()
         os.environ.clear()
         os.environ.update(environment)
         tempfile.tempdir = None
