@@ -155,19 +155,9 @@ class Compilation(Generic[P]):
 
     def everything(self, seed: int, *, confirm: bool) -> Compiled[P]:
         """Compile for all workloads of an evaluation."""
-        shapes = self.shapes(seed, confirm=confirm)
-        return self.drawn(with_declared(self.listed(shapes, self.at(shapes.awkward))), shapes)
-
-    def listed(self, shapes: Shapes, awkward: tuple[tuple[Workload, P], ...]) -> Compiled[P]:
-        """Compile for the declared workloads; `awkward` holds the programs for the others that the op lists."""
-        declared, skipped = self._programs(shapes.declared)
-        return Compiled(declared, awkward, skipped=(*shapes.skipped, *skipped))
-
-    def drawn(self, listed: Compiled[P], shapes: Shapes) -> Compiled[P]:
-        """Compile for the workloads that are drawn from the seed, too."""
-        drawn = self.for_drawn()
+        shapes, drawn = self.shapes(seed, confirm=confirm), self.for_drawn()
         return replace(
-            listed,
+            with_declared(self.listed(shapes, self.at(shapes.awkward))),
             held_out=drawn.at(shapes.held_out),
             stretched=drawn.at(shapes.stretched),
             long=drawn.at(shapes.long),
@@ -175,6 +165,11 @@ class Compilation(Generic[P]):
             edges=drawn.at(shapes.edges),
             thin=drawn.at(shapes.thin),
         )
+
+    def listed(self, shapes: Shapes, awkward: tuple[tuple[Workload, P], ...]) -> Compiled[P]:
+        """Compile for the declared workloads; `awkward` holds the programs for the others that the op lists."""
+        declared, skipped = self._programs(shapes.declared)
+        return Compiled(declared, awkward, skipped=(*shapes.skipped, *skipped))
 
     def for_drawn(self) -> "Compilation[P]":
         """Return the compilation for workloads that are drawn from the seed."""

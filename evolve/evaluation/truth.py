@@ -59,14 +59,18 @@ class Truth:
         results = on_the_cpu_if_small((actual, self.pytorch[index], self.expected[index]))
         parts = [(group, at) for group in self.groups(index) for at in _parts(group, results[2])]
         for (group, at), right in zip(parts, self._clearly_right(index, parts, results), strict=True):
-            tolerance = replace(self.op.tolerance, exact=self.op.tolerance.exact or group.exact)
-            excuses = Excuses(
-                self.sums(index, group),
-                perturbed=partial(self._moves, index, group, at),
-                repeated=partial(self._repeated, index, at),
-                not_finite=None if right else self.not_finite(index, group, at),
-            )
-            yield group, right or compared(*at_rows(results, at), tolerance, excuses)
+            yield group, right or self._compared(index, group, at, results)
+
+    def _compared(self, index: int, group: RowGroup, at: Rows, results: Results) -> Comparison:
+        """Compare some rows of an output, whose errors may have to be explained."""
+        excuses = Excuses(
+            self.sums(index, group),
+            perturbed=partial(self._moves, index, group, at),
+            repeated=partial(self._repeated, index, at),
+            not_finite=self.not_finite(index, group, at),
+        )
+        tolerance = replace(self.op.tolerance, exact=self.op.tolerance.exact or group.exact)
+        return compared(*at_rows(results, at), tolerance, excuses)
 
     def _clearly_right(
         self, index: int, parts: list[tuple[RowGroup, Rows]], results: Results

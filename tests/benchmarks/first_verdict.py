@@ -86,7 +86,8 @@ def _print_parts() -> None:
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
         whole = time.perf_counter() - began
         took = f"{float(done.stdout):7.2f} s" if done.returncode == 0 else "  failed "
-        print(f"{name:24}{took}, the whole process {whole:6.2f} s  {done.stderr.strip().splitlines()[-1:]}", flush=True)
+        fault = "".join(done.stderr.strip().splitlines()[-1:]) if done.returncode else ""
+        print(f"{name:24}{took}, the whole process {whole:6.2f} s  {fault}".rstrip(), flush=True)
 
 
 def _report(name: str, command: list[str], caches: dict[str, str]) -> None:
