@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 # Modules that all workers need, and modules that PyTorch and NumPy import only on first use.
 PRELOADED = ("evolve.engines.worker", "numpy.random", "numpy.ma")
 TORCH_COMPILER = "torch._dynamo"  # imported after the first workers have started, because that takes seconds
-TRACING = "sympy"  # imported by PyTorch to trace a task; compilers share the import, and evaluators do not wait for it
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 TICK_SECONDS = 1.0
 REQUEST_BYTES, CHANNELS_AT_ONCE = 2**16, 64
@@ -114,7 +113,7 @@ class _ForkServer:
 
     def _handle_requests(self) -> bool:
         """Handle requests; return False if the engine has closed the connection. Each `Fork` comes with a channel."""
-        from evolve.engines.messages import Fork, Kill, Role, decode
+        from evolve.engines.messages import Fork, Kill, decode
 
         try:
             data, channels, _, _ = socket.recv_fds(self._control, REQUEST_BYTES, CHANNELS_AT_ONCE)
@@ -127,8 +126,6 @@ class _ForkServer:
         for line in lines:
             match decode(line):
                 case Fork() as fork:
-                    if fork.role is Role.COMPILER:
-                        import_module(TRACING)
                     self._fork(fork, self._channels.pop(0))
                 case Kill(number=number):
                     self._kill_worker(number)

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from archive.store import uncollected
-from evolve.engines.fork_server import TRACING
 from evolve.errors import UserError
 from reference_ops import catalog
 from reference_ops.op import Op
@@ -78,8 +77,7 @@ def _no_input() -> Iterator[None]:
 def _try(locator: str, path: Path, _changed: int) -> None:
     """Load a file in a forked process, once per version of the file."""
     with uncollected():
-        for module in ("torch", TRACING):  # imported here, so that each forked process need not import them
-            import_module(module)
+        import_module("torch")  # imported here, so that each forked process need not import it
     seconds = _limit()
     ending = _in_child(lambda report: _load(locator, seconds, report), seconds)
     if ending.loaded:

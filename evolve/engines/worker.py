@@ -11,7 +11,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,7 +26,6 @@ from evolve.devices.device import CompileResult, Device, RejectedError
 from evolve.devices.device_errors import gpu_fault, out_of_memory
 from evolve.devices.turns import FOLDER, Turns, folder_of_card
 from evolve.engines import sandbox
-from evolve.engines.fork_server import TRACING
 from evolve.engines.messages import (
     WAITING,
     Assignment,
@@ -225,7 +223,6 @@ def _evaluate(device_kind: str, fork: Fork, requests: Iterator[Request], project
     evaluator = Evaluator(device, watch, baselines.cache(fork.card))
     evaluator.defers = evaluator.uses_torch_compile and not baselines.switched_off()
     if turns:  # the engine has no kernel yet, or a compiler has it
-        import_module(TRACING)
         turns.take("check")
         warm_up(evaluator)
         turns.leave()

@@ -123,8 +123,11 @@ def adaptive_avg_pool_backward(rank: int) -> Op:
         return as_called(wide(grad_out), **sizes).to(grad_out.dtype)
 
     def as_called(grad_out: torch.Tensor, **sizes: int) -> torch.Tensor:
+        shape = *grad_out.shape[:2], *(sizes[axis] for axis in AXES[rank])
+        if math.prod(grad_out.shape[2:]) == 1:  # PyTorch takes a mean, whose backward divides and copies
+            return grad_out.expand(shape).div(math.prod(shape[2:]))
         # PyTorch reads only the shape of the forward's input.
-        x = grad_out.new_empty((*grad_out.shape[:2], *(sizes[axis] for axis in AXES[rank])))
+        x = grad_out.new_empty(shape)
         if rank == 1:
             return backward(grad_out.unsqueeze(2), x.unsqueeze(2)).squeeze(2)
         return backward(grad_out, x)

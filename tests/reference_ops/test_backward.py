@@ -1,7 +1,11 @@
 """Ops and their backwards: names of tensors match, and gradients agree with autograd."""
 
+from typing import Any
+
+import pytest
 import torch
 from each import each
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from reference_ops import catalog
 from reference_ops.inputs import inputs_at
@@ -85,3 +89,30 @@ def _leaf(values: torch.Tensor) -> torch.Tensor:
 def _backward(backward: Op, inputs: Tensors, parameters: dict[str, Number]) -> tuple[torch.Tensor, ...]:
     found = backward.reference(*inputs.values(), **parameters)
     return (found,) if isinstance(found, torch.Tensor) else tuple(found)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_the_gradient_of_a_pool_to_one_element_is_computed_as_autograd_does(rank: int) -> None:
+    forward, backward = (catalog.load(f"adaptive_avg_pool{rank}d{suffix}") for suffix in ("", "_backward"))
+    x = torch.rand(2, 3, *range(4, 4 + rank), requires_grad=True)
+    sizes = dict(zip("dhw"[-rank:] if rank > 1 else "l", x.shape[2:], strict=True))
+    out = forward.reference(x, **{f"o{axis}": 1 for axis in sizes})
+    assert backward.baseline and isinstance(out, torch.Tensor)
+    with _Called() as by_autograd:
+        torch.autograd.grad(out.sum(), x)
+    with _Called() as by_baseline:
+        backward.baseline(torch.ones_like(out), **sizes)
+    kernels = {"aten::_adaptive_avg_pool2d_backward", "aten::_adaptive_avg_pool3d_backward", "aten::div"}
+    assert by_autograd.names & kernels == by_baseline.names & kernels == {"aten::div"}
+
+
+class _Called(TorchDispatchMode):
+    """Context manager that collects the names of the operators that PyTorch calls."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.name().partition(".")[0])
+        return func(*args, **(kwargs or {}))

@@ -158,7 +158,7 @@ def serve(control: socket.socket, objects: str) -> None:
     """Load the modules of every fork server, then fork one for each request until the tests end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control.set_inheritable(False)
-    for module in (*fork_server.PRELOADED, fork_server.TRACING):
+    for module in fork_server.PRELOADED:
         import_module(module)
     from evolve.devices import choose
 

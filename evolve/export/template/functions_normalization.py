@@ -126,17 +126,23 @@ def batch_norm(
     return _of_this_batch("batch_norm", input, (weight, bias, running_mean, running_var), momentum, eps)
 
 
-def _record(statistic: Tensor, new: Tensor) -> None:
-    """Write a running statistic as PyTorch does, which does not count this as a change of the tensor.
+def _record(statistics: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> None:
+    """Write running statistics as PyTorch does, which does not count this as a change of the tensors.
 
-    Otherwise the backward of an earlier call would fail if PyTorch made that call and kept the statistic.
+    Otherwise the backward of an earlier call would fail if PyTorch made that call and kept the statistics.
     """
     if torch.compiler.is_compiling():
         with torch.no_grad():
-            statistic.copy_(new)
+            for statistic, value in zip(statistics, new, strict=True):
+                statistic.copy_(value)
         return
-    with torch.inference_mode(statistic.is_inference()):
-        statistic.data.copy_(new)
+    of_inference = [statistic.is_inference() for statistic in statistics]
+    if all(is_one is torch.is_inference_mode_enabled() for is_one in of_inference):  # entering the mode takes time
+        torch._foreach_copy_([statistic.data for statistic in statistics], new)
+        return
+    for statistic, value, is_one in zip(statistics, new, of_inference, strict=True):
+        with torch.inference_mode(is_one):
+            statistic.data.copy_(value)
 
 
 def _of_this_batch(op: str, x: Tensor, others: tuple[Tensor, ...], momentum: float, eps: float) -> Call | str:
@@ -146,8 +152,7 @@ def _of_this_batch(op: str, x: Tensor, others: tuple[Tensor, ...], momentum: flo
         return "the running statistics share memory"
 
     def finish(outputs: tuple[Tensor, ...]) -> Tensor:
-        _record(running_mean, outputs[1])
-        _record(running_var, outputs[2])
+        _record((running_mean, running_var), outputs[1:3])
         return outputs[0].view(x.shape)
 
     return Call(op, (_as_image(x), *others), {"momentum": momentum, "eps": eps}, finish, changes=True)
