@@ -37,6 +37,10 @@ class Sums:
     steps: int = 1  # number of steps of a sequence that all compute the same
     lost: float = 0.0  # error on average of partial sums that are subnormal and taken for zero
 
+    def pass_on(self, errors: torch.Tensor) -> bool:
+        """Return whether each step of a sequence passes its errors to the next: steps, sequences, then units."""
+        return self.steps > 1 and errors.ndim > 2
+
 
 NO_SUMS = Sums()
 
@@ -221,18 +225,24 @@ def allow_repeated_errors(errors: Errors, repeated: torch.Tensor, tolerance: Tol
     """Allow each element PyTorch's error on inputs near these.
 
     Where 1 - n * n is computed from a rounded n near 1, every error is large, but PyTorch's own may be small by chance.
+    In a sequence that enlarges errors, this holds for the mean error, too.
     """
     allowed = tolerance.factor * ELEMENT_FACTOR * (errors.magnitude * scale.rounding + repeated)
-    return replace(errors, allowed=torch.maximum(errors.allowed, allowed))
+    errors = replace(errors, allowed=torch.maximum(errors.allowed, allowed))
+    if not scale.sums.pass_on(repeated):
+        return errors
+    return replace(errors, yardstick=max(errors.yardstick, norms([repeated])[0] / math.sqrt(scale.count)))
 
 
-def leeway(expected: torch.Tensor, dtype: torch.dtype, sums: Sums = NO_SUMS) -> float:
+def leeway(expected: torch.Tensor, dtype: torch.dtype, sums: Sums = NO_SUMS, off: torch.Tensor | None = None) -> float:
     """Return the factor by which the mean error may exceed the usual limit. It grows as the number of rows falls.
 
     All elements of a row may share one error, such as the error of its sum, so the error of a single row may be as
     large as the error of a single element. Rows are weighted by their share of the result. With 16 bits or fewer, most
     of the error is rounding, which is similar in all rows. If inputs are nearly zero, only a bias may be left. All
     results are then equal and share one error, as do all steps of a sequence, because each step repeats the one before.
+    In a sequence, an error passes to the next steps, which may enlarge it until it exceeds the sum of all others. The
+    errors `off` of one unit at all steps then count as one, and are weighted by their share of the whole error.
     """
     rows = expected.reshape(-1, expected.shape[-1] if expected.ndim > 1 else 1)
     count = float(len(rows))
@@ -242,6 +252,9 @@ def leeway(expected: torch.Tensor, dtype: torch.dtype, sums: Sums = NO_SUMS) -> 
     if sums.vanishing:
         count = min(count, len(expected.reshape(-1)[:: 1 + expected.numel() // SMALL].float().unique()))
         count = min(count, expected.numel() / sums.steps)
+    if off is not None and sums.pass_on(off) and dtype.itemsize >= 4:
+        of_units = off.double().square().sum(0)
+        count = min(count, 1 / float((of_units / of_units.sum()).square().sum()))
     count = max(1.0, count)
     return math.sqrt((count - 1 + ELEMENT_FACTOR**2) / count)
 

@@ -1,7 +1,7 @@
 """Comparison of results that are sums: the error that another order of the terms explains, and no more."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -272,6 +272,28 @@ def test_the_steps_of_a_sequence_share_one_error_where_inputs_vanish(steps: int,
     sums = Sums(vanishing=True, steps=steps)
     found = compared((expected + off).float(), pytorch, expected, Tolerance(), Excuses(sums=sums))
     assert (found.fault == "") is right, found.fault
+
+
+def in_a_sequence(units: int, times: float, sums: Sums, **excuses: Callable[[], torch.Tensor]) -> str:
+    """Return the fault of results whose mean error is `times` PyTorch's, because these units are off at all steps."""
+    expected = torch.rand(129, 3, 17, dtype=torch.float64) + 0.5
+    moved = 2 * FLOAT32_UNIT * torch.randn_like(expected).sign()
+    more = moved.clone()
+    more.view(129, 51)[:, :units] *= ((times**2 - 1) * 51 / units + 1) ** 0.5
+    pytorch, kernel = ((expected * (1 + off)).float() for off in (moved, more))
+    return compared(kernel, pytorch, expected, Tolerance(), Excuses(sums, **excuses)).fault  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("units", "steps", "right"), [(3, 129, True), (3, 1, False), (51, 129, False)])
+def test_a_sequence_may_enlarge_the_errors_of_a_few_units(units: int, steps: int, right: bool) -> None:
+    assert (in_a_sequence(units, 2.5, Sums(steps=steps)) == "") is right
+
+
+@pytest.mark.parametrize(("steps", "right"), [(129, True), (1, False)])
+def test_a_sequence_may_have_the_mean_error_of_pytorch_on_other_inputs(steps: int, right: bool) -> None:
+    still, repeated = torch.zeros(129, 3, 17), torch.full((129, 3, 17), 8 * FLOAT32_UNIT)
+    found = in_a_sequence(17, 4.0, Sums(steps=steps), perturbed=lambda: still, repeated=lambda: repeated)
+    assert (found == "") is right, found
 
 
 @pytest.mark.parametrize(("rows", "right"), [(1, True), (8, True), (9, False)])
