@@ -1,8 +1,10 @@
 """Self-test of a package: it finds faults, and says what it left out."""
 
 import itertools
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -196,6 +198,34 @@ def test_a_failure_in_the_brief_round_remains_a_failure(functions: Functions) ->
     for outcome in (FAILED, PASSED):
         test._keep(Result("gradients", "silu", outcome, ""))
     assert [one.outcome for one in test.found] == [FAILED]
+
+
+@pytest.mark.parametrize("error", [0.0, 0.05])
+def test_a_kernel_may_add_in_another_order_than_pytorch_and_be_as_exact(error: float) -> None:
+    """Sums near zero have large relative errors."""
+    x = 300 * torch.randn(5003, 64, generator=torch.Generator().manual_seed(1))
+    x -= x.mean(0)
+    in_another_order = x.flip(0).cumsum(0)[-1] + error
+    with pytest.raises(AssertionError, match="not close"):
+        torch.testing.assert_close(in_another_order, x.sum(0), rtol=2e-4, atol=2e-5)
+    spec = SimpleNamespace(name="out")
+    summed = SimpleNamespace(
+        op=SimpleNamespace(outputs=(spec,), baseline_free=(), tf32=False), pytorch=lambda inputs, _: (inputs[0].sum(0),)
+    )
+    workload: Any = SimpleNamespace(key="rows=5003", dtype="float32")
+    primitive: Any = _Callable(summed, in_another_order)
+    with pytest.raises(AssertionError, match="rows=5003") if error else nullcontext():
+        checks._compared(primitive, (x,), {}, workload)
+
+
+class _Callable:
+    """A primitive whose kernel returns these outputs."""
+
+    def __init__(self, described: Any, *outputs: torch.Tensor) -> None:
+        self.op, self.pytorch, self._outputs = described.op, described.pytorch, outputs
+
+    def __call__(self, *_: Any) -> tuple[torch.Tensor, ...]:
+        return self._outputs
 
 
 def test_a_call_that_pytorch_refuses_has_no_differences(tmp_path: Path) -> None:
