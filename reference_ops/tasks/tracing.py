@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter
 
 from reference_ops.tasks.calling import META, Call, flat, parameters_and_buffers, skeleton
+from reference_ops.tasks.loading import light_imports
 from reference_ops.tasks.source import TaskError
 from reference_ops.tasks.watching import Drawn, Forward, Watch, WithoutValues
 
@@ -86,7 +87,7 @@ class Traced:
 
 def traced(case: Case) -> Traced:
     """Trace a task. Raises TaskError if it cannot be an op, and any error of the task itself if sizes do not match."""
-    with _quiet():
+    with _quiet(), light_imports():  # also where an evaluation traces a task at other sizes
         return _traced(case)
 
 

@@ -130,11 +130,14 @@ def test_loading_does_not_change_the_state_of_torchs_random_generator() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_loading_a_task_does_not_import_the_compiler_of_pytorch() -> None:
+def test_tracing_a_task_at_any_sizes_does_not_import_the_compiler_of_pytorch() -> None:
     script = f"""
 import sys
+from dataclasses import replace
 from reference_ops import catalog
-catalog.load({str(TANH)!r})
+from reference_ops.inputs import inputs_at
+op = catalog.load({str(TANH)!r})
+inputs_at(op, replace(op.gpu[0], dims=tuple((dim, 64) for dim, _ in op.gpu[0].dims)), 1, "cpu")
 sys.exit("torch._dynamo" in sys.modules or "sympy" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
