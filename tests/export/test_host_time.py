@@ -1,6 +1,7 @@
 """Choices that consider the host's time: a kernel whose launch takes longer than PyTorch's call does not run."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -8,9 +9,12 @@ import pytest
 import torch
 from emulated_machine import EmulatedMachine, portable, primitives, winning
 from gpu_records import duel, times
+from torch.nn import functional
 
 from evolve.export.template import cached
 from evolve.export.template.dispatch import Primitive
+from evolve.export.template.functions import Function
+from evolve.export.template.functions_normalization import FORMS
 from evolve.export.template.options import options
 from reference_ops import catalog
 
@@ -52,6 +56,28 @@ def test_a_short_kernel_runs_if_the_host_launches_it_in_less_time(
 def test_a_long_kernel_is_not_timed_on_the_host(tmp_path: Path) -> None:
     op = softmax(tmp_path, host(500.0, 10.0), median_us=80.0)
     assert op.explain((X,), {}).kernel
+
+
+@pytest.mark.parametrize(("ours_us", "runs"), [(90.0, True), (500.0, False)])
+def test_a_call_that_changes_tensors_counts_the_time_to_lower_it(tmp_path: Path, ours_us: float, runs: bool) -> None:
+    taken = iter((5.0, 5.0, ours_us, 10.0))  # of the launch, which suffices for the decision, and of the whole call
+
+    def host_us(call: Callable[[], object]) -> float:
+        call()
+        return next(taken)
+
+    machine = EmulatedMachine(host_us=host_us)
+    form = {form.name: form for form in FORMS}["batch_norm"]
+    norm = Function(form, primitives(form.ops, tmp_path, machine))
+    ours, theirs = ([torch.zeros(6), torch.ones(6)] for _ in range(2))
+    launched = []
+    for _ in range(3):
+        x, weight, bias = torch.randn(4, 6, 5, 5), torch.rand(6), torch.rand(6)
+        exact = functional.batch_norm(x, theirs[0], theirs[1], weight, bias, True)
+        torch.testing.assert_close(norm(x, *ours, weight, bias, True), exact)
+        torch.testing.assert_close(ours, theirs)
+        launched.append(len(machine.launched))
+    assert (launched[2] > launched[0]) == runs
 
 
 def test_the_reason_names_both_times(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ class Decision:
     inputs: tuple[Shape, ...] = ()  # shapes in which the kernel reads the inputs
     outputs: tuple[Shape, ...] | None = None  # shapes in which the caller gets the outputs, if they differ
     saves_us: float = 0.0  # time that the kernel saved at the nearest measured sizes
+    kernel_us: float = math.inf  # time of the kernel there
     is_slow_to_launch: bool = False  # the only reason why PyTorch runs; a captured graph does not count the host's time
 
 
@@ -226,7 +227,9 @@ class Decider:
             outputs = tuple(found.unfolded(*pair) for pair in shapes) if found.leading is not None else None
             saves_us = tuned.saves_us if tuned else _saves_us(choice, question)
             reason = str(tuned) if tuned else _reason(choice.measured, question)
-            return Decision(reason, choice.shipped.id, ready, self.op.sizes(workload), found.inputs, outputs, saves_us)
+            kernel_us = tuned.kernel_us if tuned else choice.measured.times.median_us
+            sizes = self.op.sizes(workload)
+            return Decision(reason, choice.shipped.id, ready, sizes, found.inputs, outputs, saves_us, kernel_us)
         raise AssertionError("`choices` must end with a NoKernelError")
 
     def _tuned(self, question: Question, views: Tensors, found: Folds, where: str) -> Tuned | None:

@@ -1,5 +1,6 @@
 """Functions of an exported package: a kernel where one wins, and PyTorch's function of the same arguments elsewhere."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -11,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.compiler import is_dynamo_compiling
-from torch.utils.dlpack import from_dlpack
 
 from evolve.export.template import choosing
-from evolve.export.template.deciding import Decision
+from evolve.export.template.arrays import called_with_arrays, is_foreign
+from evolve.export.template.deciding import SHORT_US, Decision
 from evolve.export.template.dispatch import Explanation, Primitive
 from evolve.export.template.forms import NOTHING_LOST, Call, Form, Lost, Parts, Scalars, cast, whole, with_fixed_numbers
 from evolve.export.template.learning import runnable
@@ -96,8 +97,8 @@ class Function:
         """Return the result of a call of an unknown kind."""
         if torch.compiler.is_compiling():
             return self.traced(arguments, named)
-        if arguments and _foreign(arguments[0]):
-            return _called_with_arrays(self, arguments, named)
+        if arguments and is_foreign(arguments[0]):
+            return called_with_arrays(self, arguments, named)
         result = self._attempt(arguments, named)
         return self._pytorch(*arguments, **named) if result is ELSEWHERE else result
 
@@ -126,6 +127,9 @@ class Function:
                 self._kinds.remember(arguments, named, tensors, plan, self._uses_tf32)
             elif found.call and found.decision and COUNTERS.isdisjoint(found.call.parameters):
                 self._decided[key] = found.place, self._launch(found.call, found.decision, found.outputs)
+                if found.call.changes and self._is_slow(arguments, named, found.call, found.decision, key):
+                    plan = self._plans[key] = self._pytorch_unless_captured
+                    self._kinds.remember(arguments, named, tensors, plan, self._uses_tf32)
         if not repeats or found.result is ELSEWHERE:
             return found.result
         # A checkpoint makes the call again, which is then a repeated call, and compares the shapes of the saved
@@ -173,6 +177,22 @@ class Function:
         made = Made(reads, outputs, outputs, call.parameters)
         known = runnable(decision.ready, made, call.views, primitive.gradients) if decision.ready else None
         return known or partial(_launched, primitive, decision, call.parameters)
+
+    def _is_slow(
+        self, arguments: tuple[Any, ...], named: Mapping[str, Any], call: Call, decision: Decision, key: Key | None
+    ) -> bool:
+        """Return whether a call without a plan, which is lowered each time, takes the host too long.
+
+        The decision counts only the launch of the kernel.
+        """
+        if decision.kernel_us > SHORT_US or math.isinf(decision.saves_us):
+            return False
+        host_us = self.primitives[call.op].machine.host_us
+        with torch.inference_mode(False), torch.no_grad():
+            given, others = tuple(map(_copied, arguments)), {name: _copied(value) for name, value in named.items()}
+            ours = host_us(lambda: self._attempted(given, others, self._decided[key]))
+            theirs = host_us(lambda: self.form.pytorch(*given, **others))
+        return max(ours, decision.kernel_us) >= max(theirs, decision.kernel_us + decision.saves_us)
 
     def _planned(self, tensors: Sequence[Tensor], found: Attempt) -> Run:
         """Return the plan of a call that was just made."""
@@ -298,37 +318,13 @@ class Function:
         return cast(arguments, to), {name: cast(value, to) for name, value in named.items()}
 
 
+def _copied(value: Any) -> Any:
+    """Return a copy of a tensor, which a call may change."""
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
 def _launched(primitive: Primitive, decision: Decision, parameters: Mapping[str, Number], *views: Tensor) -> Any:
     return primitive.launch(decision, views, parameters)
-
-
-def _foreign(value: Any) -> bool:
-    """Return whether an argument is another framework's array."""
-    # A variable that fx traces has every attribute; its type has only the defined ones.
-    return not isinstance(value, Tensor) and hasattr(type(value), "__dlpack__")
-
-
-def _called_with_arrays(function: Callable[..., Any], arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-    """Call a function with arrays of other frameworks, such as CuPy, and return arrays of the first argument's kind.
-
-    Nothing is copied. Each framework waits for the other's current stream, as DLPack specifies.
-    """
-    back = arguments[0].__array_namespace__().from_dlpack
-    given = [_mapped(value, _foreign, from_dlpack) for value in arguments]
-    named_too = {name: _mapped(value, _foreign, from_dlpack) for name, value in named.items()}
-    with torch.no_grad():
-        found = function(*given, **named_too)
-    return _mapped(found, lambda value: isinstance(value, Tensor), back)
-
-
-def _mapped(value: Any, chosen: Callable[[Any], bool], function: Callable[[Any], Any]) -> Any:
-    if chosen(value):
-        return function(value)
-    if not isinstance(value, tuple | list):
-        return value
-    # the constructor of a named tuple takes its values as separate arguments
-    made = getattr(type(value), "_make", type(value))
-    return made([_mapped(one, chosen, function) for one in value])
 
 
 def _constant(function: Callable[..., bool]) -> Callable[..., bool]:
