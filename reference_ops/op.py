@@ -147,7 +147,8 @@ class Tolerance:
     a single thread may sum, so that all results may depend on that one sum. With `running`, each result continues the
     previous sum, so that a single thread may add up in that order. `given` names inputs that follow from other inputs,
     such as their mean. Such inputs count as exact when rounding errors of inputs are estimated. With `relative`,
-    outputs are positive and users take their logarithms, so the relative error of each output is also limited.
+    outputs are positive and users take their logarithms, so the relative error of each output is also limited. With
+    `recurrent`, the first dim of an output counts the steps of a sequence, each of which passes its errors to the next.
     """
 
     factor: float = 2.0
@@ -157,6 +158,7 @@ class Tolerance:
     running: bool = False
     given: tuple[str, ...] = ()
     relative: bool = False
+    recurrent: bool = False
 
 
 @dataclass(frozen=True)

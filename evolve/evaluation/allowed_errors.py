@@ -36,10 +36,7 @@ class Sums:
     vanishing: bool = False  # the inputs are zero or very small, so that a bias may be all that is left
     steps: int = 1  # number of steps of a sequence that all compute the same
     lost: float = 0.0  # error on average of partial sums that are subnormal and taken for zero
-
-    def pass_on(self, errors: torch.Tensor) -> bool:
-        """Return whether each step of a sequence passes its errors to the next: steps, sequences, then units."""
-        return self.steps > 1 and errors.ndim > 2
+    recurrent: bool = False  # each step passes its errors to the next
 
 
 NO_SUMS = Sums()
@@ -229,7 +226,7 @@ def allow_repeated_errors(errors: Errors, repeated: torch.Tensor, tolerance: Tol
     """
     allowed = tolerance.factor * ELEMENT_FACTOR * (errors.magnitude * scale.rounding + repeated)
     errors = replace(errors, allowed=torch.maximum(errors.allowed, allowed))
-    if not scale.sums.pass_on(repeated):
+    if not scale.sums.recurrent:
         return errors
     return replace(errors, yardstick=max(errors.yardstick, norms([repeated])[0] / math.sqrt(scale.count)))
 
@@ -252,7 +249,7 @@ def leeway(expected: torch.Tensor, dtype: torch.dtype, sums: Sums = NO_SUMS, off
     if sums.vanishing:
         count = min(count, len(expected.reshape(-1)[:: 1 + expected.numel() // SMALL].float().unique()))
         count = min(count, expected.numel() / sums.steps)
-    if off is not None and sums.pass_on(off) and dtype.itemsize >= 4:
+    if off is not None and sums.recurrent and dtype.itemsize >= 4:
         of_units = off.double().square().sum(0)
         count = min(count, 1 / float((of_units / of_units.sum()).square().sum()))
     count = max(1.0, count)

@@ -233,7 +233,7 @@ def _few_rows(errors: Errors, sums: Sums) -> bool:
     So do the rows of all steps of a sequence.
     """
     off = errors.off.abs() > errors.allowed
-    off = off.any(0) if sums.pass_on(off) else off
+    off = off.any(0) if sums.recurrent else off
     rows = off.reshape(-1, off.shape[-1]).any(1) if off.ndim > 1 else off
     return int(rows.sum()) <= FEW_OFF
 

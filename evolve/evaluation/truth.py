@@ -177,7 +177,8 @@ class Truth:
         steps = self.op.shape(first, self.workload)[0] if sequence and first.dims else 1
         found = summed(terms, alike=group.alike, running=self.op.tolerance.running)
         lost = lost_by_atomics(terms) if self.op.tolerance.sums and group.values == SUBNORMAL else 0.0
-        return replace(found, vanishing=group.vanishing, steps=steps, lost=lost)
+        recurrent = sequence and self.op.tolerance.recurrent
+        return replace(found, vanishing=group.vanishing, steps=steps, lost=lost, recurrent=recurrent)
 
     def exact(self, index: int, group: RowGroup) -> bool:
         return group.exact or self.op.tolerance.exact or not self.pytorch[index].is_floating_point()

@@ -140,6 +140,7 @@ ops = (
         arranged={**opposed(x=2, w_ih=1), **scaled(c0=60.0), **faint_beside_huge("w_hh", "h0")},
         tf32=True,
         # The default factor suffices: PyTorch also rounds h to the dtype after every step.
+        tolerance=Tolerance(recurrent=True),
         backward=("lstm_backward",),
     ),
     Op(
@@ -169,6 +170,6 @@ ops = (
         matrix_flops=lambda dims: 6 * products(dims),
         tf32=True,
         # The default factor suffices: the reference also rounds the gates' gradients to the dtype, as for tensor cores.
-        tolerance=Tolerance(sums="rows"),
+        tolerance=Tolerance(sums="rows", recurrent=True),
     ),
 )  # fmt: skip

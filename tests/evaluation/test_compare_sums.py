@@ -284,16 +284,16 @@ def in_a_sequence(units: int, times: float, sums: Sums, **excuses: Callable[[], 
     return compared(kernel, pytorch, expected, Tolerance(), Excuses(sums, **excuses)).fault  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("units", "steps", "right"), [(3, 129, True), (3, 1, False), (51, 129, False)])
-def test_a_sequence_may_enlarge_the_errors_of_a_few_units(units: int, steps: int, right: bool) -> None:
-    assert (in_a_sequence(units, 2.5, Sums(steps=steps)) == "") is right
+@pytest.mark.parametrize(("units", "recurrent", "right"), [(3, True, True), (3, False, False), (51, True, False)])
+def test_a_sequence_may_enlarge_the_errors_of_a_few_units(units: int, recurrent: bool, right: bool) -> None:
+    assert (in_a_sequence(units, 2.5, Sums(recurrent=recurrent)) == "") is right
 
 
-@pytest.mark.parametrize(("steps", "right"), [(129, True), (1, False)])
-def test_a_sequence_may_have_the_mean_error_of_pytorch_on_other_inputs(steps: int, right: bool) -> None:
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_a_sequence_may_have_the_mean_error_of_pytorch_on_other_inputs(recurrent: bool) -> None:
     still, repeated = torch.zeros(129, 3, 17), torch.full((129, 3, 17), 8 * FLOAT32_UNIT)
-    found = in_a_sequence(17, 4.0, Sums(steps=steps), perturbed=lambda: still, repeated=lambda: repeated)
-    assert (found == "") is right, found
+    found = in_a_sequence(17, 4.0, Sums(recurrent=recurrent), perturbed=lambda: still, repeated=lambda: repeated)
+    assert (found == "") is recurrent, found
 
 
 @pytest.mark.parametrize(("rows", "right"), [(1, True), (8, True), (9, False)])
