@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter
 
 from reference_ops.tasks.calling import META, Call, flat, parameters_and_buffers, skeleton
-from reference_ops.tasks.loading import light_imports
+from reference_ops.tasks.light_imports import light_imports
 from reference_ops.tasks.source import TaskError
 from reference_ops.tasks.watching import Drawn, Forward, Watch, WithoutValues
 

@@ -42,7 +42,6 @@ PARTS = (
     ("import of the worker", "import torch", "import evolve.engines.worker"),
     ("import of the device", "import torch, evolve.engines.worker", "import evolve.devices.cuda.device"),
     ("NVRTC", "import evolve.devices.cuda.device", "from evolve.devices import cuda; cuda.preload_nvrtc()"),
-    ("import of SymPy", "import torch", "import sympy"),
     ("context on the GPU", "import torch", "torch.zeros(1, device='cuda')"),
     (
         "first product (cuBLAS)",

@@ -148,7 +148,7 @@ def test_other_uses_of_the_compiler_while_a_task_is_traced_import_the_compiler()
     script = """
 import sys
 import torch
-from reference_ops.tasks.loading import light_imports
+from reference_ops.tasks.light_imports import light_imports
 with light_imports():
     import sympy
     import torch._dynamo

@@ -236,14 +236,14 @@ def every_kernel(primitive: Primitive, setting: Setting) -> str:
 def _compared(primitive: Primitive, inputs: tuple[Tensor, ...], parameters: dict[str, Any], workload: Workload) -> None:
     dtype = TORCH_DTYPES[workload.dtype]
 
-    def exactly() -> tuple[Tensor, ...]:
-        return primitive.pytorch(tuple(x.double() if x.is_floating_point() else x for x in inputs), parameters)
+    def exactly(at: int) -> Tensor:
+        return primitive.pytorch(tuple(x.double() if x.is_floating_point() else x for x in inputs), parameters)[at]
 
     pairs = zip(primitive.op.outputs, primitive(inputs, parameters), primitive.pytorch(inputs, parameters), strict=True)
     for at, (spec, out, expected) in enumerate(pairs):
         if spec.name not in primitive.op.baseline_free:
             try:
-                agree(out, expected, dtype, lambda at=at: exactly()[at], tf32=primitive.op.tf32)  # type: ignore[misc]
+                agree(out, expected, dtype, partial(exactly, at), tf32=primitive.op.tf32)
             except AssertionError as error:
                 raise AssertionError(f"{spec.name} at {workload.key}: {error}") from error
 

@@ -122,14 +122,14 @@ class Function:
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
                 self._decided.clear()
-            plan = self._plans[key] = self._planned(tensors, found)
-            if plan is not unplanned:
-                self._kinds.remember(arguments, named, tensors, plan, self._uses_tf32)
-            elif found.call and found.decision and COUNTERS.isdisjoint(found.call.parameters):
+            plan = self._planned(tensors, found)
+            if plan is unplanned and found.call and found.decision and COUNTERS.isdisjoint(found.call.parameters):
                 self._decided[key] = found.place, self._launch(found.call, found.decision, found.outputs)
                 if found.call.changes and self._is_slow(arguments, named, found.call, found.decision, key):
-                    plan = self._plans[key] = self._pytorch_unless_captured
-                    self._kinds.remember(arguments, named, tensors, plan, self._uses_tf32)
+                    plan = self._pytorch_unless_captured
+            self._plans[key] = plan
+            if plan is not unplanned:
+                self._kinds.remember(arguments, named, tensors, plan, self._uses_tf32)
         if not repeats or found.result is ELSEWHERE:
             return found.result
         # A checkpoint makes the call again, which is then a repeated call, and compares the shapes of the saved
