@@ -35,6 +35,9 @@ COMMANDS = {  # modules and their commands, in the order of the help text
 }
 
 
+EVALUATING = ("run", "evaluate", "confirm", "verify")  # these use a device as soon as they begin
+
+
 def application(arguments: Sequence[str]) -> typer.Typer:
     """Return the application with the command that the arguments begin with, or with all of them.
 
@@ -51,6 +54,10 @@ def application(arguments: Sequence[str]) -> typer.Typer:
     )
     app.callback()(_evolve)
     named = arguments[0] if arguments else ""
+    if named in EVALUATING:
+        from evolve.devices import choose
+
+        choose.look_ahead()  # while the command's modules are imported
     for name in [named] if named in COMMANDS else COMMANDS:
         module, _, function = COMMANDS[name].partition(".")
         app.command(name)(getattr(import_module(f"evolve.cli.{module}"), function))

@@ -152,8 +152,10 @@ def run_setup(
             with output.status(f"loading {what}"):
                 from evolve.cli import display
 
-                loaded = _loaded(setup.locators)
-                if not (run_options.no_seeds or run_options.fresh):
+                with_seeds = not (run_options.no_seeds or run_options.fresh)
+                loaded = _loaded(setup.locators, session.import_catalog if with_seeds else bool)
+                session.load_ahead(engine, loaded)
+                if with_seeds:
                     session.look_for_seeds([op for op, _ in loaded])  # runs while the workers start
             archive_created()
             store, tune = stack.enter_context(closing(wiring.archive(archive))), not run_options.no_tune
@@ -181,9 +183,9 @@ def run_setup(
         raise
 
 
-def _loaded(locators: Sequence[str]) -> "list[tuple[Op, str]]":
-    """Return each op once, with the locator by which worker processes find it."""
-    found = [(trial.load(op), lookup.locator(op)) for op in locators]
+def _loaded(locators: Sequence[str], meanwhile: Callable[[], object]) -> "list[tuple[Op, str]]":
+    """Return each op once, with the locator by which worker processes find it; see `trial.load` for `meanwhile`."""
+    found = [(trial.load(op, meanwhile), lookup.locator(op)) for op in locators]
     return list({op.name: (op, locator) for op, locator in found}.values())
 
 

@@ -25,7 +25,7 @@ from evolve.cli import lookup, options, signals
 from evolve.cli.options import HERE, LLM, OFFLINE, RAY, TOKENS, USD, Machines, RunOptions, op_names
 from evolve.devices import choose
 from evolve.devices.choose import COMPILE, policy_of
-from evolve.engines.engine import Engine, PreparesBaselines, devices_of, on_device
+from evolve.engines.engine import Engine, LoadsOps, PreparesBaselines, devices_of, on_device
 from evolve.engines.replayed import RecordedVerdicts, seen_by
 from evolve.errors import UserError
 from evolve.report.words import listed, say, short, times_label, typed
@@ -262,6 +262,20 @@ def prepare_baselines(engine: Engine, loaded: Sequence[tuple[Op, str]], *, at_on
     for op, locator in loaded:
         if unknown := [one.key for one in op.workloads(info.kind) if not cache.find(op, one, info)]:
             engine.prepare(locator, unknown, at_once=at_once)
+
+
+def load_ahead(engine: Engine, loaded: Sequence[tuple[Op, str]]) -> None:
+    """Let the engine's workers load the first op that a file defines; ops of the catalog are loaded quickly."""
+    if isinstance(engine, LoadsOps):
+        for locator in [locator for op, locator in loaded if op.standalone][:1]:
+            engine.load(locator)
+
+
+def import_catalog() -> None:
+    """Import what `look_for_seeds` needs."""
+    from evolve.proposers import adapted
+
+    adapted.import_catalog()
 
 
 def look_for_seeds(ops: Sequence[Op]) -> None:

@@ -10,6 +10,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
+from threading import Thread
 from typing import TYPE_CHECKING, Protocol, cast
 
 import evolve.devices
@@ -130,6 +131,11 @@ def device_kind(requested: str = "") -> str:
         return requested
     gpus = (kind for kind in kinds() if policy_of(kind).times_are_gpu_times)
     return next((kind for kind in gpus if not _folder(kind).missing()), FALLBACK)
+
+
+def look_ahead() -> None:
+    """Begin to look for a GPU in a thread. A driver takes some tenths of a second to start, and starts only once."""
+    Thread(target=device_kind).start()
 
 
 def check_kind(requested: str) -> None:

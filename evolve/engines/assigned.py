@@ -48,6 +48,12 @@ class JobState:
         """Name under which the job's phases are reported."""
         return self.job.kernel.id
 
+    def duplicate_by_code(self) -> str:
+        """Return a log that names another kernel with the same machine code, or an empty string."""
+        job, traits = self.job, self.traits
+        compared = job.duplicates if traits and not job.confirm else None
+        return compared.by_code(job.kernel.id, traits.code) if compared and traits else ""
+
     def message(self, device: DeviceInfo) -> Assignment:
         job = self.job
         return Assignment(

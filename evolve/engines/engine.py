@@ -60,6 +60,15 @@ class TimesPyTorch(Protocol):
 
 
 @runtime_checkable
+class LoadsOps(Protocol):
+    """An engine whose workers can load an op before their first job, so that the first verdict arrives sooner."""
+
+    def load(self, op: str) -> None:
+        """Let workers that wait for their first job load the op, which has been loaded without a fault. Returns at
+        once."""
+
+
+@runtime_checkable
 class PreparesBaselines(Protocol):
     """An engine that can compile PyTorch's baselines ahead, so that verdicts arrive sooner."""
 

@@ -112,10 +112,7 @@ class LocalEngine:
             verdicts = self._step()
 
     def profile(self, kernel: Kernel, op: str, workload: str) -> Profile | None:
-        """Profile in an evaluator. A failure is not a verdict on the kernel.
-
-        A failing profile may take until its deadline, so it is not tried again.
-        """
+        """Profile in an evaluator. What has failed is not tried again, because it may take until its deadline."""
         if self._last_profile.lasting or self._failed_profiles_in_a_row >= MOST_FAILED_PROFILES:
             return None
         if failed := self._failed_profiles.get((kernel.id, workload)):
@@ -136,6 +133,12 @@ class LocalEngine:
     def time_pytorch(self, request: TimingRequest) -> TimingResult:
         done = self._run(SideJob(request, request.op), "baseline")
         return done.answer if isinstance(done.answer, TimingResult) else TimingResult(None, done.fault, tainted=True)
+
+    def load(self, op: str) -> None:
+        compilers = [worker for worker in self._pool.workers if worker.role is Role.COMPILER]
+        for worker in self._pool.workers:
+            if worker not in compilers[1 + HELPERS :]:  # these have no part in the first kernel
+                worker.channel.send(messages.Expected(op))
 
     def prepare(self, op: str, workloads: Collection[str], *, at_once: bool = True) -> None:
         if self._preparers:
@@ -321,10 +324,7 @@ class LocalEngine:
             self._pool.add(Role.EVALUATOR, self._infos[card], card)
 
     def _handle_compiled(self, state: JobState) -> Iterator[Evaluation]:
-        job, traits, log = state.job, state.traits, ""
-        if job.duplicates and traits and not job.confirm:
-            log = job.duplicates.by_code(job.kernel.id, traits.code)
-        if log:
+        if log := state.duplicate_by_code():
             yield verdict_on(state, self.info, Outcome.DUPLICATE, log)
             return
         self._watch(state.job.kernel.id, WAITING)

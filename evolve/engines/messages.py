@@ -85,6 +85,13 @@ class Assignment:
 
 
 @dataclass(frozen=True)
+class Expected:
+    """Notice to a worker that its first job will need this op: it loads the op while it waits."""
+
+    op: str
+
+
+@dataclass(frozen=True)
 class Ready:
     """Report of a worker that it waits for jobs. `device` is the device that an evaluator holds."""
 
@@ -139,8 +146,8 @@ class Failed:
 
 
 Message = (
-    Fork | Kill | Forked | Exited | Assignment | ProfileRequest | TimingRequest | PreparationRequest | Ready | Phase
-    | Precompiled | Contends | Lacking | Done | ProfileResult | TimingResult | Prepared | Failed
+    Fork | Kill | Forked | Exited | Assignment | Expected | ProfileRequest | TimingRequest | PreparationRequest | Ready
+    | Phase | Precompiled | Contends | Lacking | Done | ProfileResult | TimingResult | Prepared | Failed
 )  # fmt: skip
 KINDS = {kind.__name__: kind for kind in get_args(Message)}
 

@@ -47,17 +47,17 @@ class _Ending:
         return self.status == 0 and self.report.endswith(LOADED)
 
 
-def load(locator: str) -> Op:
+def load(locator: str, meanwhile: Callable[[], object] = lambda: None) -> Op:
     """Load an op. Raise a UserError if its file ends, crashes or blocks the process that loads it.
 
     Output of a file goes to standard error, because standard output may be JSON. The file gets no input from the
-    terminal.
+    terminal. `meanwhile` is called while the other process loads the file.
     """
     if not catalog.is_path(locator):
         return catalog.load(locator)
     if hasattr(os, "fork"):
         path = catalog.locate(locator)
-        _try(catalog.lasting(locator), path, path.stat().st_mtime_ns)
+        _try(catalog.lasting(locator), path, path.stat().st_mtime_ns, meanwhile)
     with contextlib.redirect_stdout(sys.stderr), _no_input():
         return catalog.load(locator)
 
@@ -74,12 +74,12 @@ def _no_input() -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=512)
-def _try(locator: str, path: Path, _changed: int) -> None:
+def _try(locator: str, path: Path, _changed: int, meanwhile: Callable[[], object]) -> None:
     """Load a file in a forked process, once per version of the file."""
     with uncollected():
         import_module("torch")  # imported here, so that each forked process need not import it
     seconds = _limit()
-    ending = _in_child(lambda report: _load(locator, seconds, report), seconds)
+    ending = _in_child(lambda report: _load(locator, seconds, report), seconds, meanwhile)
     if ending.loaded:
         return
     where = f"{path}{_line(ending.report.decode(errors='replace'), path)}"
@@ -122,7 +122,7 @@ def _line(report: str, path: Path) -> str:
     return f", line {own[0]}," if own else f" ({others[0][:-1]})" if others else ""
 
 
-def _in_child(work: Callable[[int], NoReturn], seconds: float) -> _Ending:
+def _in_child(work: Callable[[int], NoReturn], seconds: float, meanwhile: Callable[[], object]) -> _Ending:
     """Run `work` in a forked process, which gets a descriptor to report to, and return how it ended."""
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
@@ -138,6 +138,7 @@ def _in_child(work: Callable[[int], NoReturn], seconds: float) -> _Ending:
     os.close(writer)
     status, report, deadline = None, b"", time.monotonic() + seconds + GRACE_SECONDS
     try:
+        meanwhile()
         while status is None:
             select.select([reader], [], [], TICK_SECONDS)
             report += _read(reader)

@@ -31,6 +31,7 @@ from evolve.engines.messages import (
     Assignment,
     Contends,
     Done,
+    Expected,
     Failed,
     Fork,
     Lacking,
@@ -390,5 +391,9 @@ def _requests(channel: socket.socket) -> Iterator[Request]:
     with channel.makefile("rb") as lines:
         for line in lines:
             message = decode(line)
+            if isinstance(message, Expected):
+                with contextlib.suppress(Exception):  # a fault is reported with the first job
+                    catalog.load(message.op)
+                continue
             assert isinstance(message, Request)  # noqa: S101 - nothing else is sent to workers
             yield message

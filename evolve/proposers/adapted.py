@@ -56,6 +56,12 @@ def find_equivalents(task: Op) -> list[Equivalent]:
     return found
 
 
+def import_catalog() -> None:
+    """Load all ops of the catalog, which is most of the search for equivalents."""
+    for name in catalog.names():
+        catalog.load(name)
+
+
 def equivalents(task: Op) -> list[Equivalent]:
     """Return the ops of the catalog that compute the same as the task, in the order of their names."""
     # the CPU must compute the task, and its kernels would need constants for its parameters

@@ -1,6 +1,7 @@
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -216,3 +217,17 @@ def test_a_kernel_that_ends_a_used_worker_is_retried_alone() -> None:
         assert crashed
     finally:
         made.close()
+
+
+def test_workers_load_an_op_that_is_named_before_their_first_job(engine: LocalEngine, tmp_path: Path) -> None:
+    op, faulty = tmp_path / "twice.py", tmp_path / "faulty.py"
+    op.write_text(Path(TWICE).read_text() + '\nopen("loaded", "w").close()\n')  # in the worker's own folder
+    faulty.write_text("1 / 0")
+    for path in (faulty, op):
+        engine.load(str(path))
+    deadline, loaded = time.monotonic() + 60.0, [one.folder / "loaded" for one in engine._pool.workers]
+    while not all(file.exists() for file in loaded) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert loaded
+    assert all(file.exists() for file in loaded)
+    assert verdict(engine, bad_kernels.twice_kernel()).passed

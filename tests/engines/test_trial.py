@@ -88,6 +88,16 @@ def test_output_of_a_file_is_not_on_standard_output(tmp_path: Path, capsys: pyte
     assert capsys.readouterr() == ("", "hello\n")
 
 
+def test_other_work_is_done_while_a_file_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = list[str]()
+    assert trial.load(program(tmp_path, ""), lambda: done.append("work")).name == "fused"
+    assert done == ["work"]
+    monkeypatch.setenv(trial.LIMIT_VARIABLE, "0.5")
+    with pytest.raises(UserError, match="is not loaded after"):
+        trial.load(program(tmp_path, "while True: pass"), lambda: done.append("more"))
+    assert done == ["work", "more"]
+
+
 def test_a_changed_file_is_tried_again(tmp_path: Path) -> None:
     locator = program(tmp_path, "")
     assert trial.load(locator)
