@@ -112,9 +112,10 @@ def explain(function: str, *arguments: _Any, **named: _Any) -> _Explanation:
 def patch(model: _Module) -> _Patched:
     """Exchange a model's layers in place for those of `{name}.nn`. Returns what was exchanged, and why not others.
 
-    RMS norms that the model writes out itself are exchanged, too.
+    RMS norms that the model writes out itself are exchanged, too. If the model is on a GPU, layers are left for which
+    the package has no kernel that was measured on such a GPU.
     """
-    return _layers.patch(model, _classes(), _WRITTEN_OUT)
+    return _layers.patch(model, _classes(), _WRITTEN_OUT, _FUNCTIONS)
 
 
 def unpatch(model: _Module) -> tuple[str, ...]:

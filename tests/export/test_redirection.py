@@ -10,12 +10,14 @@ from emulated_machine import EmulatedMachine, primitives
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrize
+from written_norms import LlamaNorm
 
 from evolve.export.families import forms
 from evolve.export.template import forms as template_forms
 from evolve.export.template.forms import LAYERS
 from evolve.export.template.functions import Function, Functions
-from evolve.export.template.layers import made, patch, unpatch
+from evolve.export.template.layers import WrittenOut, made, patch, unpatch
+from evolve.export.template.options import options
 from evolve.export.template.redirecting import GraphPass, enabled
 
 OPS = ("rms_norm", "rms_norm_backward", "silu", "silu_backward", "softmax", "softmax_backward", "cross_entropy")
@@ -92,6 +94,22 @@ def test_the_report_of_patch_names_layers_so_that_a_number_is_not_mistaken_for_a
     report = str(patch(nn.Sequential(nn.Linear(4, 4), nn.RMSNorm(4)), layers))
     assert report == "1 layer replaced: 1\nlayer 0 left: the package has no Linear"
     assert str(patch(nn.RMSNorm(4), layers)) == "1 layer replaced: (the model itself)"
+
+
+def test_layers_without_a_kernel_that_was_measured_on_the_models_gpu_are_left(
+    model: Model, known: Known, tmp_path: Path
+) -> None:
+    other = primitives(OPS, tmp_path, EmulatedMachine(name="another GPU"))
+    elsewhere = Functions([form for form in forms() if form.name in {"rms_norm", "silu"}], other)
+    layers, why = made(elsewhere, __name__), "no kernel for it was measured on another GPU"
+    report = patch(model, layers, WrittenOut(elsewhere), elsewhere)
+    assert report.replaced == ()
+    assert report.left == (("norm", why), ("up", "the package has no Linear"), ("act", why))
+    assert patch(LlamaNorm(), {}, WrittenOut(elsewhere), elsewhere).left == (("", why),)
+    with options(autotune=True):  # it may choose such kernels, because the machine code is the same
+        assert patch(model, layers, None, elsewhere).replaced == ("norm", "act")
+    assert unpatch(model, layers) == ("norm", "act")
+    assert patch(model, made(known, __name__), None, known).replaced == ("norm", "act")
 
 
 def test_an_unpatched_model_is_as_before(model: Model, known: Known) -> None:

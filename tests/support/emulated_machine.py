@@ -102,6 +102,7 @@ class EmulatedMachine:
     """
 
     device_type: str = "cpu"
+    name: str = H200.name
     by_reference: bool = False
     launched: list[str] = field(default_factory=list)
     prepared: list[str] = field(default_factory=list)  # one kernel for each workload
@@ -112,7 +113,7 @@ class EmulatedMachine:
     opaque_us: float = 0.0
 
     def info(self, _device: torch.device) -> DeviceInfo:
-        return replace(H200, sms=4, shared_bytes=DEVICE.info.shared_bytes)
+        return replace(H200, name=self.name, sms=4, shared_bytes=DEVICE.info.shared_bytes)
 
     def described(self, device: torch.device) -> str:
         return f"emulated on {device}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import starmap
+from itertools import chain, starmap
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from evolve.export.template.forms import BYTES_PER_US, NOTHING_LOST, Lost, copie
 from evolve.export.template.gradients import DIVIDE, Differentiable, Gradients, Step
 from evolve.export.template.launching import Gpus, Machine, Tensors
 from evolve.export.template.learning import runnable
-from evolve.export.template.manifest import ExportedEntry
+from evolve.export.template.manifest import ExportedEntry, Shipped
 from evolve.export.template.opaque_costs import Costs
 from evolve.export.template.options import current
 from evolve.export.template.plans import Made, Reading, modes_are_plain
@@ -125,11 +125,10 @@ class Primitive:
             kinds.remember(inputs, parameters, inputs, run, self.op.tf32)
 
     @property
-    def has_kernels(self) -> bool:
-        """Whether the package has a kernel for the op or its backward."""
-        return bool(self.entry.kernels) or any(
-            isinstance(s.deciding, Primitive) and s.deciding.entry.kernels for s in self.gradients.steps
-        )
+    def kernels(self) -> tuple[Shipped, ...]:
+        """The package's kernels of the op and of its backward."""
+        backward = [s.deciding.entry.kernels for s in self.gradients.steps if isinstance(s.deciding, Primitive)]
+        return tuple(chain(self.entry.kernels, *backward))
 
     @property
     def device_type(self) -> str:

@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
+from itertools import chain
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
@@ -17,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from evolve.export.template.forms import LAYERS, RECURRENT, Arguments, Layer, counted, tracked
 from evolve.export.template.functions import Function
 from evolve.export.template.fusing import form_of, found_in
+from evolve.export.template.options import current
 from evolve.export.template.patterns import written_out_norm
 
 GIVEN = ("placeholder", "get_attr")  # names of the input and the weight of a module that is only a norm
@@ -200,26 +203,52 @@ def _traced(module: nn.Module, training: bool) -> Any:
         module.training = before
 
 
-def patch(model: nn.Module, layers: Mapping[str, type[nn.Module]], written_out: WrittenOut | None = None) -> Patched:
-    """Exchange the layers of a model in place, and return a report of exchanged and other layers."""
+def patch(
+    model: nn.Module,
+    layers: Mapping[str, type[nn.Module]],
+    written_out: WrittenOut | None = None,
+    functions: Mapping[str, Function] | None = None,
+) -> Patched:
+    """Exchange the layers of a model in place, and return a report of exchanged and other layers.
+
+    With the package's functions, layers of a model on a GPU are left if no kernel for them was measured on such a GPU:
+    their calls would only take the host longer.
+    """
+    device = next((x.device for x in chain(model.parameters(), model.buffers())), torch.device("meta"))
     takes = {one.kind: one.takes for one in LAYERS}
+    used = {one.kind: functions[one.function] for one in LAYERS if functions and one.function in functions}
     replaced, left = [], []
     for name, module in model.named_modules():
         kind = _kind(module)
         if kind not in takes:
-            if written_out and not hasattr(kind, ORIGINAL) and (found := written_out(module)):
+            found = written_out(module) if written_out and not hasattr(kind, ORIGINAL) else None
+            why = _unused(used.get(nn.RMSNorm), device) if found else f"the package has no {kind.__name__}"
+            if found and not why:
                 module.__class__ = found
                 replaced.append(name)
             elif not list(module.children()) and kind not in layers.values():
-                left.append((name, f"the package has no {kind.__name__}"))
+                left.append((name, why))
         elif kind.__name__ not in layers:
             left.append((name, f"the package has no {kind.__name__}"))
-        elif why := takes[kind](module):
+        elif why := takes[kind](module) or _unused(used.get(kind), device):
             left.append((name, why))
         else:
             _exchange(module, layers[kind.__name__])
             replaced.append(name)
     return Patched(tuple(replaced), tuple(left))
+
+
+def _unused(function: Function | None, device: torch.device) -> str:
+    """Return the reason why no kernel of a function can run on a device, or an empty string if one may."""
+    given = [one for one in function.primitives.values() if one.device_type == device.type] if function else []
+    if not given:
+        return ""
+    info = given[0].machine.info(device)
+    measured = [one for primitive in given for kernel in primitive.kernels for one in kernel.measured]
+    # autotuning tries kernels that were measured on another device with the same machine code
+    if any(one.device == info.name or (current().autotune and one.arch == info.arch) for one in measured):
+        return ""
+    return f"no kernel for it was measured on {info.name}"
 
 
 def unpatch(model: nn.Module, layers: Mapping[str, type[nn.Module]]) -> tuple[str, ...]:

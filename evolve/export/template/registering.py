@@ -34,7 +34,7 @@ class Primitive(Protocol):
     gradients: Gradients
 
     @property
-    def has_kernels(self) -> bool: ...
+    def kernels(self) -> Sequence[object]: ...
 
     def in_graph(self, inputs: Tensors, parameters: Mapping[str, Number]) -> Tensors:
         """Run as an opaque op, by a kernel or by PyTorch, whose outputs are contiguous."""
@@ -64,7 +64,7 @@ class Registry:
 
     def define(self, name: str) -> bool:
         """Define the opaque op of this name, and those of its backward. Return whether a graph may contain it now."""
-        if name not in self._primitives or not self._primitives[name].has_kernels:
+        if name not in self._primitives or not self._primitives[name].kernels:
             return False
         if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001 - there is no public way to ask
             self._reasons[name] = TRANSFORMED  # an opaque op has no rule for batches
