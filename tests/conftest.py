@@ -10,7 +10,7 @@ from shared_engine import emulated_engine, shared_engine  # noqa: F401 - fixture
 from shipped_measurements import no_shipped_measurements, shipped_measurements  # noqa: F401 - fixtures
 from warm_fork_servers import cold_fork_servers, warm_fork_servers  # noqa: F401 - fixtures
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # there is one worker for each core; NumPy reads this when it is imported
+if "PYTEST_XDIST_WORKER" in os.environ:  # there are as many workers as cores; NumPy reads this when it is imported
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 LONGEST = (
@@ -46,6 +46,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--kills", type=int, default=3, help="how many nodes of a cluster tests/engines/test_ray.py kills")
     parser.addoption("--every-kernel", action="store_true", help="evaluate every shipped kernel, not only a selection")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return one process more than there are cores, because many tests wait for other processes or for deadlines."""
+    return len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)) + 1
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -87,7 +93,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Deselect exhaustive tests unless requested, start with the slowest files, and skip GPU tests without a GPU."""
     import torch
 
-    if "PYTEST_XDIST_WORKER" in os.environ:  # there is one worker for each core
+    if "PYTEST_XDIST_WORKER" in os.environ:  # there are as many workers as cores
         torch.set_num_threads(1)
     if config.getoption("--exhaustive"):
         for item in items:

@@ -135,13 +135,13 @@ def merge(
         return
     output = console()
     for source, new in results:
-        added = ", ".join(f"{count} {kind}" for kind, count in new.items() if count) or "nothing"
+        added = ", ".join(counted(count, kind.removesuffix("s")) for kind, count in new.items() if count) or "nothing"
         say(output, f"{source}: added {added} to {store.path}")
     if verdicts := sum(new["evaluations"] for _, new in results):
         say(
             output,
-            f"{counted(verdicts, 'evaluation was', 'evaluations were')} made elsewhere. They are used to rank kernels "
-            f"here, but `evolve export` leaves them out until `evolve confirm OP` has tested the champions on this "
+            f"{counted(verdicts, 'evaluation was', 'evaluations were')} made elsewhere. Such verdicts rank kernels "
+            "here, but `evolve export` leaves them out until `evolve confirm OP` has tested the champions on this "
             "machine",
             "yellow",
         )

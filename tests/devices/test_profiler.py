@@ -242,6 +242,7 @@ def test_a_profiler_without_any_of_the_counters_is_a_fault(standing_in: Stand) -
     assert "Failed to find metric gpu__time_duration.sum" in count(ncu).fault
 
 
+@pytest.mark.exhaustive
 def test_a_profiler_that_hangs_is_killed_with_all_processes_it_started(
     standing_in: Stand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

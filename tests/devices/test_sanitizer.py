@@ -211,6 +211,7 @@ def test_a_tool_that_finds_an_error_examines_each_run_alone(started: Path) -> No
     assert sorted(alone) == ["racecheck a", "racecheck racecheck fails"]
 
 
+@pytest.mark.exhaustive
 def test_a_tool_that_does_not_finish_examines_each_run_alone(started: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sanitizer, "SECONDS_TOGETHER", 1.0)
     assert found_in("a", "initcheck hangs") == [{}, {"initcheck": None}]

@@ -4,6 +4,7 @@ import inspect
 import subprocess
 import sys
 
+import pytest
 from command import environment
 
 from reference_ops import catalog, without_torch
@@ -71,6 +72,7 @@ def output(program: str) -> str:
     return done.stdout
 
 
+@pytest.mark.exhaustive
 def test_prompts_about_every_op_are_written_without_pytorch_and_are_the_same_with_it() -> None:
     without = output(f"{TEXTS}\nassert 'torch' not in sys.modules")
     assert without == output(f"import torch\n{TEXTS}")
