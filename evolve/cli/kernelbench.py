@@ -13,7 +13,7 @@ from rich.console import Console
 
 from archive.kernel import Kernel
 from evolve import wiring
-from evolve.cli import options, session
+from evolve.cli import options, setups
 from evolve.cli.options import (
     LOCAL,
     AddressOption,
@@ -238,7 +238,7 @@ def _run(
     """Run the problems and return the standing of each op as plain values."""
     from evolve.cli.run import run_setup
 
-    setup = session.new([str(problem.path) for problem in usable], run_options, limits, every=False)
+    setup = setups.new([str(problem.path) for problem in usable], run_options, limits, every=False)
     facts = run_setup(setup, limits, archive, output).facts
     return [facts] if "op" in facts else facts["ops"]
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from archive.claims import claims_on
 from archive.runs import Budget
 from evolve import wiring
-from evolve.cli import lookup, options, session
+from evolve.cli import lookup, options, session, setups
 from evolve.cli.options import (
     LOCAL,
     AddressOption,
@@ -35,7 +35,8 @@ from evolve.cli.options import (
     op_names,
     with_example,
 )
-from evolve.cli.session import RunResult, Setup, print_proposer
+from evolve.cli.session import RunResult, print_proposer
+from evolve.cli.setups import Setup
 from evolve.cli.signals import Stopped
 from evolve.engines import trial
 from evolve.errors import UserError
@@ -114,11 +115,11 @@ def run(  # noqa: PLR0913, PLR0917 - one per option
     if resume:
         if every:
             raise UserError("--resume continues with the ops of the run, so --all cannot be used", "leave out --all")
-        setup = session.resumed(resume, named, given, limits, archive)
+        setup = setups.resumed(resume, named, given, limits, archive)
     elif replay:
-        setup = session.replayed(named, given, limits, archive)
+        setup = setups.replayed(named, given, limits, archive)
     else:
-        setup = session.new(named, given, limits, every=every)
+        setup = setups.new(named, given, limits, every=every)
     result = run_setup(setup, limits, archive, console(stderr=as_json), command)
     if as_json:
         print_json(result.facts)
@@ -134,7 +135,7 @@ def run_setup(
     again, phases = typed(*command, *_repeated(setup, limits)), Phases()
     try:
         run_options = setup.run_options
-        session.check_strategy(run_options.strategy)
+        setups.check_strategy(run_options.strategy)
         for locator in setup.locators:
             catalog.check(locator)
         if not run_options.replay:

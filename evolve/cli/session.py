@@ -1,14 +1,12 @@
-"""A session: one or several runs under one budget, set up from command-line options until its searches can start."""
+"""A session: one or several runs under one budget, from their setup until their searches can start."""
 
 import contextlib
 import os
 import secrets
 import time
 from collections.abc import Collection, Generator, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rich.console import Console
@@ -17,12 +15,13 @@ from archive import library, seeds
 from archive.claims import Claims
 from archive.kernel import Kernel, Proposal
 from archive.records import DeviceInfo
-from archive.runs import EVOLVE, STRATEGIES, Budget, Run, Scope
+from archive.runs import EVOLVE, Budget, Run, Scope
 from archive.store import Store
 from evolve import budget, wiring
 from evolve.budget import Ended, Spent
-from evolve.cli import lookup, options, signals
-from evolve.cli.options import HERE, LLM, OFFLINE, RAY, TOKENS, USD, Machines, RunOptions, op_names
+from evolve.cli import options, signals
+from evolve.cli.options import HERE, OFFLINE, RAY, TOKENS, USD, Machines, RunOptions
+from evolve.cli.setups import Setup, check_strategy
 from evolve.devices import choose
 from evolve.devices.choose import COMPILE, policy_of
 from evolve.engines.engine import Engine, LoadsOps, PreparesBaselines, devices_of, on_device
@@ -39,17 +38,6 @@ if TYPE_CHECKING:
     from evolve.report.progress import Phases
 
 E = TypeVar("E")
-
-
-@dataclass(frozen=True)
-class Setup:
-    """The ops, options and budget of runs that start or resume, before ops are loaded and workers started."""
-
-    locators: tuple[str, ...]
-    run_options: RunOptions
-    budget: Budget = field(default=Budget())  # total, including what earlier legs spent
-    runs: tuple[Run, ...] = ()  # the runs to resume; empty for new runs
-    given: Budget = field(default=Budget())  # limits given on the command line of a resumed run
 
 
 @dataclass(frozen=True)
@@ -123,76 +111,6 @@ class RunEvents(Generic[E]):
 
     def close(self) -> None:
         self._events.close()
-
-
-def new(ops: Sequence[str], given: RunOptions, limits: Budget, *, every: bool) -> Setup:
-    """Set up a new run per op, or per op of the catalog."""
-    if ops and every:
-        raise UserError(f"--all runs every op of the catalog, got also {listed(ops)}", "leave out --all, or the ops")
-    if not ops and not every:
-        raise UserError("no OP was given", "name one or more ops, such as softmax; `evolve ops` lists them")
-    return Setup(tuple(dict.fromkeys(ops or op_names())), given, limits)
-
-
-def resumed(requested: str, ops: Sequence[str], given: RunOptions, limits: Budget, archive: Path | None) -> Setup:
-    """Set up a recorded run or campaign to continue with the rest of its budget; `limits` replace the recorded ones."""
-    with closing(wiring.archive(archive, read_only=True)) as store:
-        found = lookup.runs(store, requested, ops)
-    for run in found:
-        options.check_unchanged(run, given)
-    first = found[0]
-    if source := options.recorded(first).replay:
-        raise UserError(
-            f"run {first.id} replays run {source}, and a replay cannot be continued where it stopped",
-            f"replay it again: evolve run {typed(options.locator(first))} --replay {source}",
-        )
-    named = {lookup.op_name(op): op for op in ops}
-    if named and len(named) < len({run.op for run in found}):
-        raise UserError(
-            f"campaign {first.campaign} shares one budget among {len({run.op for run in found})} ops, "
-            f"so it cannot resume with {listed(list(named))} alone",
-            f"leave out the ops to resume all of it: --resume {first.campaign}; or start a new run without --resume",
-        )
-    locators = tuple(named.get(run.op, options.locator(run)) for run in found)
-    proposer = OFFLINE if first.proposer == OFFLINE else LLM  # not the proposer that the environment would choose now
-    run_options = replace(options.recorded(first), machines=given.machines, proposer=proposer)
-    return Setup(locators, run_options, options.with_limits(first.budget, limits), tuple(found), limits)
-
-
-def replayed(ops: Sequence[str], given: RunOptions, limits: Budget, archive: Path | None) -> Setup:
-    """Set up a replay of a recorded run: same options and number of proposals, with answers from the archive."""
-    with closing(wiring.archive(archive, read_only=True)) as store:
-        run = lookup.one(store, given.replay)
-        lookup.runs(store, run.id, ops)  # raises an error if the run is one of another op
-        evals = _evaluations(store, run)
-    before = options.recorded(run)
-    run_options = replace(
-        before,
-        device=given.device,
-        machines=given.machines,
-        replay=run.id,
-        fresh=given.fresh or before.fresh,
-        no_tune=given.no_tune or before.no_tune,
-        no_seeds=given.no_seeds or before.no_seeds,
-        no_champions=given.no_champions or before.no_champions,
-        strategy=given.strategy or before.strategy,
-        seed=before.seed if given.seed is None else given.seed,
-    )
-    # With more evaluations left, a replay would request more kernels at once than the run did; with fewer, it would end
-    # earlier.
-    asked = replace(limits, evals=evals if limits.evals is None else min(limits.evals, evals))
-    return Setup(tuple(ops) or (options.locator(run),), run_options, options.with_limits(Budget(), asked))
-
-
-def _evaluations(store: Store, run: Run) -> int:
-    if not any(proposal.reply for proposal in store.find(Proposal, run=run.id)):
-        raise UserError(
-            f"run {run.id} has no model answers to replay",
-            "choose a run with a model as its proposer; `evolve runs` shows the proposers",
-        )
-    spent = budget.spent(run.id, budget.history(store, run.op, run.device)).evals
-    # The number of evaluations that are left determines how many proposals are requested at once.
-    return max(run.budget.evals, spent) if run.budget.evals else spent + 2 * GENERATION
 
 
 def opened(setup: Setup, loaded: Sequence[tuple[Op, str]], backends: Backends, command: Sequence[str]) -> Session:
@@ -304,11 +222,6 @@ def _shipped(op: Op, *, plain: bool = False, knobs: bool = False) -> list[Kernel
 def spent_by(search: Search, backends: Backends) -> Spent:
     """Return the cost of the search's run in all its legs."""
     return budget.spent(search.run, budget.history(backends.store, search.op.name, backends.device(search).key))
-
-
-def check_strategy(strategy: str) -> None:
-    if strategy and strategy not in STRATEGIES:
-        raise UserError(f"unknown strategy `{strategy}`", f"choose one of: {', '.join(STRATEGIES)}")
 
 
 def _check_ops(setup: Setup, names: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from archive.kernel import Proposal
 from archive.records import Evaluation, Leg, Outcome
 from archive.runs import Budget, Cost, Run
 from archive.sqlite import open_archive
-from evolve.cli import session
+from evolve.cli import setups
 from evolve.cli.options import RunOptions
 
 ROWS = "rows=8 cols=16 float32"
@@ -214,7 +214,7 @@ def test_a_run_without_a_model_is_resumed_without_one_although_a_key_is_set(
     archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-paid")
-    setup = session.resumed("eeee", (), RunOptions(), Budget(evals=9), archive)
+    setup = setups.resumed("eeee", (), RunOptions(), Budget(evals=9), archive)
     assert setup.run_options.proposer == "offline"
 
 

@@ -18,7 +18,8 @@ from archive.sqlite import SqliteStore, open_archive
 from evolve.budget import Ended
 from evolve.cli.display import reason, standing_of
 from evolve.cli.options import RunOptions
-from evolve.cli.session import Backends, Session, Setup, opened
+from evolve.cli.session import Backends, Session, opened
+from evolve.cli.setups import Setup
 from evolve.errors import UserError
 from evolve.proposers.tuner.proposer import OfflineProposer
 from evolve.report.progress import Phases

@@ -17,7 +17,7 @@ from archive.records import Evaluation
 from archive.runs import AskedQuestion, Budget, Question, Run, Scope
 from archive.sqlite import SqliteStore, open_archive
 from evolve import wiring
-from evolve.cli import session
+from evolve.cli import setups
 from evolve.cli.options import RunOptions
 from evolve.engines.replayed import RecordedVerdicts, seen_by
 from evolve.errors import UserError
@@ -148,7 +148,7 @@ def test_a_replay_evaluates_no_more_than_the_run_did(given: int | None, used: in
     question = Question("m-1", "http://127.0.0.1", "{}", (("user", "a kernel?"),))
     asked = Proposal("twice", "draft", "m-1", None, run="run", reply="a reply", created=time.time(), question=question)
     store.append(Run("run", "twice", CPU.key, "m-1", SEED, time.time(), budget=Budget(evals=EVALS)), asked)
-    setup = session.replayed((TWICE,), RunOptions(replay="run"), Budget(evals=given), path)
+    setup = setups.replayed((TWICE,), RunOptions(replay="run"), Budget(evals=given), path)
     assert setup.budget.evals == used
 
 
