@@ -49,8 +49,8 @@ DTYPES = {
 }
 
 # Distributions of inputs by name; `reference_ops.distributions` defines them.
-NORMAL, LARGE, SHIFTED, MOVED, EXACT = "normal", "large", "shifted", "moved", "integers"
-SHIFTED_COLUMNS = "shifted_columns"
+NORMAL, LARGE, SHIFTED, SHIFTED_COLUMNS = "normal", "large", "shifted", "shifted_columns"
+MOVED, EXACT = "moved", "integers"
 MIXED = "mixed"  # not a distribution: rows are drawn from all distributions in turn
 COMMON = ("uniform", LARGE, "heavy_tail", SHIFTED, "constant", "tiny")  # distributions for any op on real numbers
 OF_PRODUCTS = (*COMMON, "faint")  # distributions for sums of products
@@ -60,8 +60,7 @@ DISTRIBUTIONS = (NORMAL, *OF_BATCHES, "faint", MOVED, EXACT, "masked", "ties", "
 ZERO, MINUTE, SUBNORMAL, SATURATING = "zero", "minute", "subnormal", "saturating"
 OVERFLOWING = "overflowing"  # finite numbers whose sums and products leave float16's range, so that results overflow
 NAN, INFINITE, MINUS_INF = "NaN", "infinite", "minus_inf_rows"
-# NaN in inputs that a backward op gets from the forward; the other extremes are in its gradients
-SAVED_NAN = "saved_NaN"
+SAVED_NAN = "saved_NaN"  # NaN in inputs that a backward op gets from the forward; other extremes are in its gradients
 # infinities in the same inputs, of elementwise ops; where PyTorch returns NaN, any result is right
 SAVED_INFINITE = "saved_infinite"
 CLASHING = "clashing"  # NaN beside an infinity in one row, or several infinities, each of which occurs alone elsewhere
@@ -73,8 +72,7 @@ OF_WEIGHTS = (NAN_IN_WEIGHTS, INFINITE_WEIGHTS, MINUTE_WEIGHTS)
 # Arrangements of every op with two inputs that share elements: infinities in both, or one of them beside NaN or zero.
 EQUAL_INFINITIES, OPPOSITE_INFINITIES, SPECIAL_PAIRS = "equal_infinities", "opposite_infinities", "special_pairs"
 MEETING = (EQUAL_INFINITIES, OPPOSITE_INFINITIES, SPECIAL_PAIRS)
-# An arrangement for each input of an op that exempts NaN, unless it exempts this, too: NaN where a result depends on
-# it.
+# An arrangement for each input of an op that exempts NaN, unless it exempts this, too: NaN that a result depends on.
 COUNTED_NAN = "NaN_that_counts"
 RUNS_OF_MINUS_INF = "begins_or_ends_with_minus_inf"  # end of the name of an arrangement of an input
 ENDS_WITH_NAN = "ends_with_NaN"  # the same for an arrangement in which the very last element is NaN
@@ -202,8 +200,7 @@ class Op:
         for name in names:
             if not NAME.match(name) or name in RESERVED or names.count(name) > 1:
                 raise ValueError(f"op {self.name}: `{name}` cannot be the name of a tensor; use an unused C identifier")
-        others = set(DISTRIBUTIONS) - {NORMAL}
-        for name in set(self.values) - others:
+        for name in set(self.values) - (others := {*DISTRIBUTIONS} - {NORMAL}):
             listed = ", ".join(sorted(others))
             raise ValueError(f"op {self.name}: `{name}` is not a distribution of inputs; there are {listed}")
         for name in set(self.baseline_free) - {tensor.name for tensor in self.outputs}:
@@ -285,10 +282,7 @@ class Op:
 
     @property
     def varied(self) -> tuple[TensorSpec, ...]:
-        """The inputs that are drawn from the requested distributions.
-
-        The other inputs are weights and similar tensors.
-        """
+        """The inputs that are drawn from the requested distributions; the others are weights and similar tensors."""
         return self.sharing_rows or self.floating
 
     @property
