@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from reference_ops.arrangements import nan_in, of_scores
-from reference_ops.op import NOT_FINITE, OF_PRODUCTS, Tensors, Tolerance
+from reference_ops.arrangements import nan_in, of_scores, then
+from reference_ops.op import NOT_FINITE, OF_PRODUCTS, Arrange, Tensors, Tolerance
 from reference_ops.precision import wide
 
 aten = torch.ops.aten
@@ -194,9 +194,20 @@ def saved_for(causal: bool) -> Callable[[Tensors, torch.Generator], None]:
             inputs[name].clamp_(-MODERATE, MODERATE)
         if causal:
             lean_to_own_key(inputs["q"], inputs["k"])
-        for q, k, v, out, lse in zip(*(inputs[name] for name in ("q", "k", "v", "out", "lse")), strict=True):
-            found = attended(q[None], k[None], v[None], causal)  # the pairs of the whole batch would take gigabytes
-            out.copy_(found[0][0])
-            lse.copy_(found[1][0])
+        save(inputs, causal)
 
     return draw
+
+
+def save(inputs: Tensors, causal: bool) -> None:
+    """Compute the results of a forward on these inputs."""
+    for q, k, v, out, lse in zip(*(inputs[name] for name in ("q", "k", "v", "out", "lse")), strict=True):
+        found = attended(q[None], k[None], v[None], causal)  # the pairs of the whole batch would take gigabytes
+        out.copy_(found[0][0])
+        lse.copy_(found[1][0])
+
+
+def moved_scores(causal: bool) -> Mapping[str, Arrange]:
+    """Return an arrangement for a backward in which the exponentials of the scores overflow or are zero."""
+    moved = "scores_moved"
+    return then({moved: OPPOSED[moved]}, lambda inputs: save(inputs, causal))

@@ -15,6 +15,7 @@ from reference_ops.attention._plain import (
     draw_scores,
     gradients,
     gradients_of_torch,
+    moved_scores,
     of_torch,
     saved_for,
 )
@@ -139,6 +140,7 @@ ops = (
         ),
         valid=has_gradients,
         draw=saved_for(causal=False),
+        arranged=moved_scores(causal=False),
         values=VARIED,
         flops=lambda dims: 4 * full_pairs(dims),
         matrix_flops=lambda dims: 10 * full_pairs(dims) * dims["dim"],
@@ -195,6 +197,7 @@ ops = (
         ),
         valid=has_gradients,
         draw=saved_for(causal=True),
+        arranged=moved_scores(causal=True),
         exempt=OPEN,
         values=VARIED,
         flops=lambda dims: 4 * causal_pairs(dims),

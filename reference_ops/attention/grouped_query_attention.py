@@ -14,6 +14,7 @@ from reference_ops.attention._plain import (
     draw_scores,
     gradients,
     gradients_of_torch,
+    moved_scores,
     of_torch,
     saved_for,
 )
@@ -94,6 +95,7 @@ ops = (
         awkward=rotated("float32 bfloat16 float16", *AWKWARD[1:]),
         valid=lambda known: fits(known) and known["length"] > 1,
         draw=saved_for(causal=True),
+        arranged=moved_scores(causal=True),
         exempt=OPEN,
         values=VARIED,
         flops=lambda dims: 4 * pairs(dims),

@@ -107,7 +107,7 @@ ops = (
         awkward=AWKWARD,
         values=VALUES,
         draw=draw_backward,
-        arranged=scaled(grad_loss=-1e-8),
+        arranged={**scaled(grad_loss=-1e-8), "target_below_zero": one_below_zero},
         flops=lambda dims: dims["rows"] * dims["cols"],
         # The default factor suffices for one product, rounded once.
     ),

@@ -5,7 +5,7 @@ This is `x * cos + rotate_half(x) * sin`, as Hugging Face's models write it.
 
 import torch
 
-from reference_ops.arrangements import nan_in
+from reference_ops.arrangements import nan_in, scaled
 from reference_ops.op import Op, Tensors, rotated, tensors, workloads
 
 BASE, LONGEST = 10000.0, 100000
@@ -46,6 +46,8 @@ GPU = (
 )
 EMULATED = workloads("float32 bfloat16 float16", at(40, 3, 64), at(33, 2, 40))
 AWKWARD = rotated("float32 bfloat16 float16", at(1, 1, 2), at(31, 2, 6), at(33, 1, 62), at(7, 6, 10), at(5, 31, 66))
+# Models of long contexts scale cosines and sines beyond one.
+ARRANGED = {**nan_in("cos", "sin"), **scaled(cos=4.0, sin=4.0)}
 ANGLES = {"cos": "float32[tokens dim]", "sin": "float32[tokens dim]"}
 ops = (
     Op(
@@ -61,7 +63,7 @@ ops = (
         emulated=EMULATED,
         awkward=AWKWARD,
         draw=draw,
-        arranged=nan_in("cos", "sin"),
+        arranged=ARRANGED,
         flops=lambda dims: 3 * dims["tokens"] * dims["heads"] * dims["dim"],
         # The default factor suffices for a sum of two products in float32, rounded once.
         backward=("rotary_embedding_backward",),
@@ -79,7 +81,7 @@ ops = (
         emulated=EMULATED,
         awkward=AWKWARD,
         draw=draw,
-        arranged=nan_in("cos", "sin"),
+        arranged=ARRANGED,
         flops=lambda dims: 3 * dims["tokens"] * dims["heads"] * dims["dim"],
         # The default factor suffices for a sum of two products in float32, rounded once.
     ),

@@ -2,6 +2,7 @@
 
 import torch
 
+from reference_ops.normalization._moments import drawn_eps
 from reference_ops.normalization.layer_norm import EMULATED, EPS, VARIED, layer_norm, layer_norm_backward
 from reference_ops.normalization.rms_norm import AWKWARD, is_many
 from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
@@ -42,10 +43,10 @@ def add_layer_norm_backward(
     return grad_x, grad_weight, grad_bias
 
 
-def draw_statistics(inputs: Tensors, _: torch.Generator) -> None:
+def draw_statistics(inputs: Tensors, generator: torch.Generator) -> None:
     variance, mean = torch.var_mean(inputs["summed"].double(), -1, correction=0)
     inputs["mean"].copy_(mean)
-    inputs["rstd"].copy_(variance.add_(EPS).rsqrt_())
+    inputs["rstd"].copy_(variance.add_(drawn_eps(generator)).rsqrt_())
 
 
 ops = (

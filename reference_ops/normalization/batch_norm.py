@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from reference_ops.normalization._moments import moments_as_on_a_gpu
+from reference_ops.normalization._moments import drawn_eps, moments_as_on_a_gpu
 from reference_ops.normalization.layer_norm import VARIED
 from reference_ops.op import OF_BATCHES, Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
 
@@ -79,10 +79,10 @@ def draw_variance(inputs: Tensors, generator: torch.Generator) -> None:
     inputs["running_var"].uniform_(-12, 1, generator=generator).exp_()
 
 
-def draw_statistics(inputs: Tensors, _: torch.Generator) -> None:
+def draw_statistics(inputs: Tensors, generator: torch.Generator) -> None:
     variance, mean = torch.var_mean(inputs["x"].double(), (0, 2, 3), correction=0)
     inputs["mean"].copy_(mean)
-    inputs["rstd"].copy_(variance.add_(EPS).rsqrt_())
+    inputs["rstd"].copy_(variance.add_(drawn_eps(generator)).rsqrt_())
 
 
 def at(batch: int, channels: int, height: int, width: int) -> dict[str, int]:

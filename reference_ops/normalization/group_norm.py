@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from reference_ops.distributions import few_bits
+from reference_ops.normalization._moments import drawn_eps
 from reference_ops.normalization.layer_norm import VARIED
 from reference_ops.op import Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
 
@@ -59,7 +60,7 @@ def draw_statistics(inputs: Tensors, generator: torch.Generator, known: Mapping[
     batch, groups = inputs["mean"].shape
     variance, mean = torch.var_mean(inputs["x"].reshape(batch, groups, -1).double(), -1, correction=0)
     inputs["mean"].copy_(mean)
-    inputs["rstd"].copy_(variance.add_(EPS).rsqrt_())
+    inputs["rstd"].copy_(variance.add_(drawn_eps(generator)).rsqrt_())
 
 
 def at(batch: int, channels: int, height: int, width: int) -> dict[str, int]:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from reference_ops.normalization import batch_norm
+from reference_ops.normalization._moments import drawn_eps
 from reference_ops.normalization.batch_norm import CHANNELS, IMAGES, ROUNDED, Three, at
 from reference_ops.normalization.layer_norm import VARIED
 from reference_ops.op import Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
@@ -44,10 +45,10 @@ def backward_as_called(
     return grad_x.view_as(x), grad_weight.view(batch, channels).sum(0), grad_bias.view(batch, channels).sum(0)
 
 
-def draw_statistics(inputs: Tensors, _: torch.Generator) -> None:
+def draw_statistics(inputs: Tensors, generator: torch.Generator) -> None:
     variance, mean = torch.var_mean(inputs["x"].double(), (2, 3), correction=0)
     inputs["mean"].copy_(mean)
-    inputs["rstd"].copy_(variance.add_(EPS).rsqrt_())
+    inputs["rstd"].copy_(variance.add_(drawn_eps(generator)).rsqrt_())
 
 
 def has_variance(known: Mapping[str, Any]) -> bool:

@@ -68,6 +68,7 @@ AWKWARD = (
     *rotated("float32 bfloat16 float16", at(1, 1, 1, 1), at(33, 2, 1, 31), at(2, 31, 3, 5), **GOOGLENET),
     *rotated("bfloat16 float16 float32", at(1, 257, 1, 3), at(5, 3, 17, 13), at(31, 33, 1, 1), **NARROW),
     *rotated("float32 float16", at(3, 7, 5, 11), at(2, 4, 1, 127), size=8, alpha=1e-3, beta=1.0, k=1.0),
+    *rotated("bfloat16 float32", at(2, 67, 3, 5), at(3, 41, 2, 7), size=37, alpha=1e-2, beta=0.75, k=1.0),
 )
 ops = (
     Op(

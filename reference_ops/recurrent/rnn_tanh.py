@@ -2,7 +2,7 @@
 
 import torch
 
-from reference_ops.arrangements import faint_beside_huge, opposed, scaled
+from reference_ops.arrangements import faint_beside_huge, filled, opposed, scaled
 from reference_ops.op import Op, Tensors, Tolerance, tensors
 from reference_ops.precision import wide
 from reference_ops.recurrent._memory import hand_back
@@ -119,6 +119,8 @@ ops = (
         by_rows=False,
         values=VALUES,
         draw=draw_saved,
+        # `out` need not follow from h0. A loss may depend on the last states alone.
+        arranged={**scaled(h0=60.0), "grad_out_zero": filled(grad_out=0.0)},
         flops=lambda dims: 6 * units(dims),
         matrix_flops=lambda dims: 4 * products(dims),
         tf32=True,

@@ -42,6 +42,15 @@ def nan_in_the_only_key(name: str) -> Mapping[str, Arrange]:
     return {ONLY_KEY_NAN: arrange}
 
 
+def nan_in_later_keys(name: str) -> Mapping[str, Arrange]:
+    """Return an arrangement with NaN at all keys that are later than a query, where nothing has an effect."""
+
+    def arrange(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
+        inputs[name].masked_fill_(later(inputs[name]), math.nan)
+
+    return {f"NaN_in_later_keys_of_{name}": arrange}
+
+
 def as_forward_left(inputs: Tensors, _: torch.Generator) -> None:
     """Make `out` a causal softmax.
 
@@ -78,7 +87,8 @@ forward = Op(
         scale=0.125,
     ),
     values=(*COMMON, "far_below"),  # "masked" would leave no key for the first query
-    arranged={**runs_of_minus_inf("x"), **nan_in_the_only_key("x")},  # padding before or after a prompt
+    # padding before or after a prompt
+    arranged={**runs_of_minus_inf("x"), **nan_in_the_only_key("x"), **nan_in_later_keys("x")},
     nan_spreads=True,  # `nan_spreads` also holds for the first query, which may see one key
     valid=lambda known: known["queries"] <= known["keys"],
     touched={"x": seen},
@@ -105,7 +115,7 @@ backward = Op(
     awkward=forward.awkward,
     values=tuple(name for name in OF_GRADIENTS if name in COMMON),
     draw=as_forward_left,
-    arranged=nan_in_the_only_key("grad_out"),
+    arranged={**nan_in_the_only_key("grad_out"), **nan_in_later_keys("grad_out")},
     nan_spreads=True,  # `nan_spreads` also holds for the first query, which may see one key
     valid=forward.valid,
     touched={"grad_out": seen, "out": seen},
