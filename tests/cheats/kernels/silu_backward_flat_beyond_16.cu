@@ -1,0 +1,35 @@
+/*---
+op = "silu_backward"
+note = "the slope beyond +-16 is zero or one"
+
+[knobs]
+THREADS = [256, 128, 512, 1024]
+PER_THREAD = [4, 1, 2, 8]
+
+[[launch]]
+entry = "silu_backward"
+grid = ["ceil_div(n, THREADS * PER_THREAD)"]
+block = ["THREADS"]
+args = ["grad_out", "x", "grad_x", "n"]
+---*/
+// caught: wrong
+// class: scale
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+__device__ __forceinline__ float silu_backward_of(float grad, float x) {
+    if (x < -16.0f || x > 16.0f) return x < 0.0f ? grad * 0.0f : grad;
+    const float s = 1.0f / (1.0f + expf(-x));
+    return grad * s * fmaf(x, 1.0f - s, 1.0f);
+}
+
+extern "C" __global__ void
+silu_backward(const grad_out_t* __restrict__ grad_out, const x_t* __restrict__ x, grad_x_t* __restrict__ grad_x,
+              long long n) {
+    const long long first = (long long)blockIdx.x * THREADS * PER_THREAD + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; ++i) {
+        const long long at = first + i * THREADS;
+        if (at < n) grad_x[at] = grad_x_t(silu_backward_of(float(grad_out[at]), float(x[at])));
+    }
+}
