@@ -48,6 +48,7 @@ OF_WEIGHTS = {NAN_IN_WEIGHTS: math.nan, INFINITE_WEIGHTS: math.inf}
 DEEP, DEEP_IN_FLOAT16 = 2.0**-25, 2.0**-11  # gradients deep in a network; in float16 they are scaled
 SATURATED = 100.0
 FAR_BELOW, FAR_BELOW_IN_FLOAT16 = 2.0**33, 2.0**11  # sums of a few such numbers stay finite
+BEYOND_FLOAT16 = 4.0  # in wider dtypes, numbers that overflow float16 are up to so many times its largest
 FAINT, VAST = 2.0**-30, 2.0**20  # products of two such numbers are still far from float32's limits
 # An arrangement of softmaxes under a mask: NaN in the only visible key of a row, where `nan_spreads` holds as well.
 ONLY_KEY_NAN = "NaN_in_the_only_key"
@@ -205,8 +206,8 @@ def _saturating(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def _overflowing(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw numbers up to the largest float16, whose sums and products exceed its range. All of them are finite."""
-    most = torch.finfo(torch.float16).max
+    """Draw finite numbers that exceed float16's range, or in float16 reach it, as their sums and products do."""
+    most = torch.finfo(torch.float16).max * (1 if tensor.dtype == torch.float16 else BEYOND_FLOAT16)
     tensor.uniform_(-1, 1, generator=generator).mul_(most)
 
 

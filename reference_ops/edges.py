@@ -224,6 +224,33 @@ def equal_sizes(
     return tuple(dict.fromkeys(found))
 
 
+def square_matrices(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
+    """Return a workload of a product in which every matrix is square, unless a small listed one is like that.
+
+    A kernel that takes such a matrix for its transpose reads no other memory. The weight of a convolution is a matrix
+    if its window has one element, and kernels often treat it as one if the stride is one and there is no padding.
+    `equal_sizes` leaves most sizes different.
+    """
+    ranges, near, dims = ranges_of(op.listed), listed_within(op, accepts, most_bytes), dims_of(op)
+    if op.matrix_flops is None or not near:
+        return ()
+    of_weights = {name for spec in op.weights for name in spec.dims if name in ranges}
+    elsewhere = {name for spec in (*op.inputs, *op.outputs) if spec not in op.weights for name in spec.dims}
+    windows = of_weights - elsewhere
+    of_matrices = {name for spec in op.inputs if len(spec.dims) == RANK_OF_MATRICES for name in spec.dims}
+    sides = (of_weights | (of_matrices & ranges.keys())) - windows
+    if len(sides) < RANK_OF_MATRICES:
+        return ()
+    least = {name: ranges[name][0] for name in integer_parameters(op) if name in ranges and name not in dims}
+    tries = (
+        with_sizes(one, {**least, **dict.fromkeys(windows, 1), **dict.fromkeys(sides, size)})
+        for size in reversed(EQUALS)
+        for one in near
+    )
+    found = next((one for one in tries if op.fits(one, most_bytes) and accepts(one)), None)
+    return (found,) if found and found not in near else ()
+
+
 def _with_equal(
     near: Workload, pair: tuple[str, str], fixed: set[str], common: range, rng: random.Random
 ) -> Iterator[Workload]:

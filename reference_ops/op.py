@@ -58,7 +58,7 @@ OF_BATCHES = (*COMMON, SHIFTED_COLUMNS)  # distributions for statistics over the
 DISTRIBUTIONS = (NORMAL, *OF_BATCHES, "faint", MOVED, EXACT, "masked", "ties", "vast", "far_below")
 # Extremes. Each is drawn for whole tensors, so that no other rows hide it, and every op is tested with each of them.
 ZERO, MINUTE, SUBNORMAL, SATURATING = "zero", "minute", "subnormal", "saturating"
-OVERFLOWING = "overflowing"  # finite numbers whose sums and products leave float16's range, so that results overflow
+OVERFLOWING = "overflowing"  # finite numbers beyond float16's range, or whose sums and products leave it
 NAN, INFINITE, MINUS_INF = "NaN", "infinite", "minus_inf_rows"
 SAVED_NAN = "saved_NaN"  # NaN in inputs that a backward op gets from the forward; other extremes are in its gradients
 # infinities in the same inputs, of elementwise ops; where PyTorch returns NaN, any result is right

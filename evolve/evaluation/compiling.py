@@ -23,6 +23,7 @@ from reference_ops.edges import (
     overlapping_windows,
     small_quotients,
     small_sizes,
+    square_matrices,
     windows_past_borders,
     with_other_elements,
 )
@@ -138,6 +139,7 @@ class Compilation(Generic[P]):
         single += crossed_parameters(op, accepts, rng, policy.held_out_bytes)
         single += far_apart(op, accepts, policy.held_out_bytes)
         single += windows_past_borders(op, accepts, policy.held_out_bytes)
+        single += square_matrices(op, accepts, policy.held_out_bytes)
         single += overlapping_windows(op, accepts, policy.held_out_bytes)
         past = past_few_bits(op, accepts_long, rng, policy.stretched_bytes)
         wide = [one for one in (*past, *longer) if exceeds_16_bits(op, one)]

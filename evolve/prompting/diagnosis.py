@@ -227,8 +227,8 @@ AT = {
     "minute": "all inputs, or all gradients, are around 1e-8 here: nothing may pass through float16 or fixed point",
     "subnormal": "all inputs are subnormal here: they are numbers, not zeros",
     "saturating": "all inputs are around 100 here: exponentials overflow, so inf/inf must not occur",
-    "overflowing": "inputs reach the largest float16 here: results beyond it must become infinite in float16, not "
-    "65504",
+    "overflowing": "inputs reach the largest float16 here, and exceed it in wider dtypes: results beyond it must "
+    "become infinite in float16, not 65504, and stay as they are in wider dtypes",
     "NaN": "some inputs are NaN here, and results must be NaN where PyTorch's are: fmaxf(NaN, y) is y, and comparisons "
     "with NaN are false, so keep it by x != x ? x : ...",
     "infinite": "some inputs are infinite here: inf * 0 and inf - inf are NaN, which must occur only where they do in "

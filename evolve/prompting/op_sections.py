@@ -48,7 +48,7 @@ EXTREME = {
     "minute": "all around 1e-8, as gradients deep in a network",
     "subnormal": "all subnormal",
     "saturating": "all around 100, where exponentials overflow",
-    "overflowing": "up to the largest float16, so that sums become infinite in it",
+    "overflowing": "up to the largest float16 and, in wider dtypes, four times as far, so that sums overflow float16",
     "NaN": "a few NaN",
     "saved_NaN": "a few NaN in what the forward saved",
     "infinite": "a few infinities of both signs",

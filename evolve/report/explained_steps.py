@@ -141,7 +141,7 @@ VALUES = {
     "zero": "only zeros", "minute": "all around 1e-8",
     "subnormal": "all subnormal",
     "saturating": "all around 100",
-    "overflowing": "up to the largest float16",
+    "overflowing": "up to the largest float16, or four times as far in wider dtypes",
     "NaN": "a few NaN", "saved_NaN": "a few NaN in what the forward saved",
     "infinite": "a few infinities of both signs",
     "saved_infinite": "a few infinities in what the forward saved",

@@ -66,6 +66,7 @@ EMULATED = (
 AWKWARD = (
     *rotated("float32 bfloat16 float16", at(1, 1, 1), at(2, 3, 31), at(3, 5, 33, 3), at(1, 7, 1009), dilation=1),
     *rotated("bfloat16 float32", at(2, 3, 40, 5), at(1, 2, 257, 2), at(3, 2, 65, 1), dilation=3),
+    *rotated("float32", at(2, 3, 257, 3), dilation=64),  # as in WaveNet
 )
 MULTIPLY_ADDS = product("batch", "channels", "length", "width")
 

@@ -1,6 +1,7 @@
 """A 2d convolution with bias and activation, in one pass instead of three."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -15,7 +16,7 @@ from reference_ops.convolution._points import (
     out_size,
     product,
 )
-from reference_ops.op import Op, Tolerance, rotated, tensors, workloads
+from reference_ops.op import Arrange, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
 
 
@@ -62,12 +63,19 @@ def as_called(activation: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..
     return called
 
 
+def closed_gates(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
+    """Draw sums near each other and so far below zero that every result is small, as those of a closed gate are."""
+    inputs["x"].mul_(NARROW)
+    inputs["bias"].sub_(CLOSED)
+
+
 def conv2d_bias_backward_bias(grad_out: torch.Tensor) -> torch.Tensor:
     return grad_out.sum((0, 2, 3))
 
 
 # A bias would hide faint sums.
 BIASED = (*(name for name in LONG_SUMS if name != "faint"), "vast")
+CLOSED, NARROW = 15.0, 2.0**-6  # so far below zero a gate is almost closed, and float16 still holds its results
 # These activations do not map integers to integers.
 BEFORE_SMOOTH = tuple(name for name in BIASED if name != "integers")
 
@@ -77,6 +85,7 @@ def fused(
     activation: Callable[[torch.Tensor], torch.Tensor],
     values: tuple[str, ...] = BIASED,
     backward: tuple[str, ...] = (),
+    arranged: Mapping[str, Arrange] | None = None,
 ) -> Op:
     name = reference.__name__.removeprefix("conv2d_bias").strip("_")
     return Op(
@@ -109,7 +118,7 @@ def fused(
         draw=near_zero_bias,
         flops=lambda dims: 2 * product("batch", "filters", "oh", "ow")(dims),  # bias and activation
         matrix_flops=multiply_adds,
-        arranged=opposed(x=1, weight=1),
+        arranged={**opposed(x=1, weight=1), **(arranged or {})},
         tf32=True,
         tolerance=Tolerance(sums="terms"),  # the default factor suffices for a sum in float32, rounded once
         backward=backward,
@@ -135,7 +144,7 @@ ops = (
     ),
     fused(conv2d_bias_relu, torch.relu),
     fused(conv2d_bias_gelu, functional.gelu, BEFORE_SMOOTH),
-    fused(conv2d_bias_silu, functional.silu, BEFORE_SMOOTH),
+    fused(conv2d_bias_silu, functional.silu, BEFORE_SMOOTH, arranged={"gates_closed": closed_gates}),
     Op(
         name="conv2d_bias_backward_bias",
         note="grad_bias[k] = sum over n, y, x of grad_out[n, k, y, x].",

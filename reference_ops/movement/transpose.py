@@ -59,7 +59,8 @@ ops = (
         emulated=workloads("float32 bfloat16 float16", images(2, 40, 8, 9), images(3, 3, 20, 24)),
         awkward=rotated(
             "float32 bfloat16 float16",
-            images(1, 1, 1, 1), images(2, 33, 31, 1), images(3, 31, 3, 11), images(1, 1, 5, 7), images(5, 65, 1, 1),
+            images(1, 1, 1, 1), images(2, 33, 31, 1), images(3, 31, 3, 11), images(1, 1, 5, 7),
+            images(5, 65, 1, 1), images(3, 2, 5, 7),
         ),
         flops=lambda dims: dims["n"] * dims["c"] * dims["h"] * dims["w"],
         tolerance=Tolerance(exact=True),  # no arithmetic: the op only moves numbers

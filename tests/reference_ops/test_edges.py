@@ -17,6 +17,7 @@ from reference_ops.edges import (
     overlapping_windows,
     small_quotients,
     small_sizes,
+    square_matrices,
     windows_past_borders,
 )
 from reference_ops.op import DTYPES, INFINITE, NAN, RUNS_OF_MINUS_INF, Op, Workload
@@ -109,7 +110,7 @@ def test_taps_reach_farther_than_in_any_listed_workload() -> None:
     (far,) = beyond_listed(op, anything, 2**18)
     assert reach(far) > 2 * max(map(reach, op.listed))
     (few,) = beyond_listed(op, lambda w: dict(w.dims)["width"] < 5, 2**18)
-    assert known(few)["dilation"] == 7
+    assert known(few)["dilation"] == 129
 
 
 def test_an_ignored_class_is_drawn_beyond_those_below_zero() -> None:
@@ -276,6 +277,31 @@ def test_a_height_is_unchanged_where_the_width_changes() -> None:
     for seed in range(20):
         found = [sizes_of(op, workload) for workload in equal(op, seed)]
         assert any(sizes["h"] == sizes["oh"] and sizes["w"] != sizes["ow"] for sizes in found)
+
+
+def squares(op: Op) -> tuple[Workload, ...]:
+    return square_matrices(op, anything, MOST_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("name", "sides", "windows"),
+    [("gemm_backward", "m n k", ""), ("conv2d_channels_last", "channels filters", "r s"),
+     ("conv2d_backward_data", "channels filters", "r s"), ("conv_transpose1d", "channels filters", "taps")],
+)  # fmt: skip
+def test_every_matrix_of_a_product_is_square_once(name: str, sides: str, windows: str) -> None:
+    op = catalog.load(name)
+    (found,) = squares(op)
+    assert len({sizes_of(op, found)[side] for side in sides.split()}) == 1
+    assert all(sizes_of(op, found)[window] == 1 for window in windows.split())
+
+
+def test_only_matrices_of_products_are_square() -> None:
+    assert squares(catalog.load("softmax")) == squares(catalog.load("max_pool2d")) == ()
+
+
+@ops
+def test_square_matrices_are_valid(op: Op) -> None:
+    assert all(op.is_valid(one) and op.nbytes(one) <= MOST_BYTES for one in squares(op))
 
 
 @ops
