@@ -28,7 +28,7 @@ from reference_ops.op import (
     Workload,
 )
 
-PERTURBATIONS, REPETITIONS = 6, 16
+PERTURBATIONS, REPETITIONS = 16, 16
 NEAR = 2.0**-20  # largest relative change, 16 roundings of float32
 MOST_AT_ONCE = 2**27  # number of elements that are compared at once
 OTHER_DRAWS = 16  # enough draws that a result is not zero in all of them by chance
