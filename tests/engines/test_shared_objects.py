@@ -97,7 +97,6 @@ def test_a_kernel_is_compiled_once_for_both_of_two_processes(monkeypatch: pytest
 
 
 @pytest.mark.skipif(find_spec("cupy") is None, reason="CuPy is not installed")
-@pytest.mark.exhaustive
 def test_a_plain_assembler_makes_other_machine_code_and_the_verdict_is_the_same() -> None:
     (kernel,) = plain("softmax")
 

@@ -34,6 +34,7 @@ softmax_backward(const grad_out_t* __restrict__ grad_out, const out_t* __restric
         add_product(sum, lost, other, 1.0f);
         lost += others;
     }
+    if (!isfinite(sum)) lost = 0.0f;  // an infinite sum has lost nothing
     for (int col = lane; col < cols; col += 32) {
         const float off = (float(grad_out[start + col]) - sum) - lost;
         grad_x[start + col] = grad_x_t(float(out[start + col]) * off);
