@@ -154,7 +154,7 @@ def run_setup(
                 from evolve.cli import display
 
                 with_seeds = not (run_options.no_seeds or run_options.fresh)
-                loaded = _loaded(setup.locators, session.import_catalog if with_seeds else bool)
+                loaded = _loaded(setup.locators, session.import_catalog if with_seeds else trial.nothing)
                 session.load_ahead(engine, loaded)
                 if with_seeds:
                     session.look_for_seeds([op for op, _ in loaded])  # runs while the workers start

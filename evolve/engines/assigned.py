@@ -50,9 +50,10 @@ class JobState:
 
     def duplicate_by_code(self) -> str:
         """Return a log that names another kernel with the same machine code, or an empty string."""
-        job, traits = self.job, self.traits
-        compared = job.duplicates if traits and not job.confirm else None
-        return compared.by_code(job.kernel.id, traits.code) if compared and traits else ""
+        job = self.job
+        if job.duplicates is None or self.traits is None or job.confirm:
+            return ""
+        return job.duplicates.by_code(job.kernel.id, self.traits.code)
 
     def message(self, device: DeviceInfo) -> Assignment:
         job = self.job

@@ -64,8 +64,7 @@ class LoadsOps(Protocol):
     """An engine whose workers can load an op before their first job, so that the first verdict arrives sooner."""
 
     def load(self, op: str) -> None:
-        """Let workers that wait for their first job load the op, which has been loaded without a fault. Returns at
-        once."""
+        """Let workers that wait for their first job load an op that this process has loaded. Returns at once."""
 
 
 @runtime_checkable

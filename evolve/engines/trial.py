@@ -47,7 +47,11 @@ class _Ending:
         return self.status == 0 and self.report.endswith(LOADED)
 
 
-def load(locator: str, meanwhile: Callable[[], object] = lambda: None) -> Op:
+def nothing() -> None:
+    """Do nothing while a file is tried."""
+
+
+def load(locator: str, meanwhile: Callable[[], object] = nothing) -> Op:
     """Load an op. Raise a UserError if its file ends, crashes or blocks the process that loads it.
 
     Output of a file goes to standard error, because standard output may be JSON. The file gets no input from the
