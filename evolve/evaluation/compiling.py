@@ -140,7 +140,6 @@ class Compilation(Generic[P]):
         single += far_apart(op, accepts, policy.held_out_bytes)
         single += windows_past_borders(op, accepts, policy.held_out_bytes)
         single += square_matrices(op, accepts, policy.held_out_bytes)
-        single += overlapping_windows(op, accepts, policy.held_out_bytes)
         past = past_few_bits(op, accepts_long, rng, policy.stretched_bytes)
         wide = [one for one in (*past, *longer) if exceeds_16_bits(op, one)]
         single += past + with_other_elements(op, wide, accepts_long, rng, policy.stretched_bytes)
@@ -151,6 +150,7 @@ class Compilation(Generic[P]):
             edges = self._with_few_compilations(edges, others, rng, policy.edge_compilations)
         beyond = beyond_listed(op, accepts, policy.held_out_bytes)
         edges += beyond + with_other_elements(op, beyond, accepts, rng, policy.held_out_bytes)
+        edges += overlapping_windows(op, accepts, policy.held_out_bytes)
         return Shapes(
             declared, awkward, drawn, stretched=longer, long=rows, once=single, edges=edges, thin=few, skipped=skipped
         )

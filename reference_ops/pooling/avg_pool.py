@@ -59,10 +59,12 @@ AWKWARD = {
     1: (
         *rotated("float32", at(1, 1, 1), kernel=1, stride=1, padding=0),
         *rotated("bfloat16 float16", at(31, 1, 33), at(2, 3, 257), kernel=5, stride=3, padding=2),
+        *rotated("float32", at(3, 5, 131), kernel=7, stride=1, padding=3),
     ),
     2: (
         *rotated("float32", at(1, 1, 1, 1), kernel=1, stride=1, padding=0),
         *rotated("bfloat16 float16", at(1, 3, 31, 33), at(3, 1, 17, 13), kernel=5, stride=3, padding=2),
+        *rotated("float32", at(2, 5, 19, 23), kernel=5, stride=1, padding=2),
     ),
     3: (
         *rotated("float32", at(1, 1, 1, 1, 1), kernel=1, stride=1, padding=0),
