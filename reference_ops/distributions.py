@@ -290,7 +290,8 @@ def _in_turn(count: int, value: float, seed: int, generator: torch.Generator) ->
 def _clashing(tensor: torch.Tensor, generator: torch.Generator) -> None:
     """Draw normal numbers; some rows get two of +inf, -inf and NaN at different places, or +inf twice.
 
-    A maximum that is infinite must not hide NaN, and two infinities may give another result than one.
+    A maximum that is infinite must not hide NaN, and two infinities may give another result than one. In every other
+    row, the two are neighbours, so that a window or a tile holds both.
     """
     rows = _normal(tensor, generator).view(len(tensor) if tensor.ndim else 1, -1)
     own = _for_rows(len(rows), generator)
@@ -298,8 +299,12 @@ def _clashing(tensor: torch.Tensor, generator: torch.Generator) -> None:
     first, step = torch.rand((2, len(rows), 1), generator=own, device=own.device)
     width = rows.shape[1]
     place = first.mul_(width).long().clamp_(max=width - 1)
-    other = (place + 1 + step.mul_(width - 1).long().clamp_(max=max(width - 2, 0))) % width
-    turn = torch.arange(len(rows), device=own.device) + torch.randint(4, (1,), generator=own, device=own.device)
+    index = torch.arange(len(rows), device=own.device)
+    beside = (index + index // 4).view(-1, 1) % 2 == torch.randint(2, (1,), generator=own, device=own.device)
+    next_or_previous = torch.where(step < 0.5, 0, max(width - 2, 0))
+    anywhere = step.mul(width - 1).long().clamp_(max=max(width - 2, 0))
+    other = (place + 1 + torch.where(beside, next_or_previous, anywhere)) % width
+    turn = index + torch.randint(4, (1,), generator=own, device=own.device)
     pairs = torch.tensor(((math.nan, math.inf), (math.inf, math.inf), (-math.nan, -math.inf), (math.inf, -math.inf)))
     values = pairs.to(own.device)[turn % len(pairs)]
     for at, value in ((other, values[:, 1:]), (place, values[:, :1])):

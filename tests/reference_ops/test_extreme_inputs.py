@@ -76,6 +76,23 @@ def test_infinities_of_both_signs_are_drawn() -> None:
     assert bool((x == -math.inf).any())
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_two_values_that_clash_are_neighbours_in_some_rows_and_farther_apart_in_others(seed: int) -> None:
+    tensor = torch.empty(64, 100)
+    distributions.fill(tensor, "clashing", torch.Generator().manual_seed(seed))
+    places = [row.isfinite().logical_not().nonzero().view(-1).tolist() for row in tensor]
+    apart = {(pair[1] - pair[0]) % 100 in (1, 99) for pair in places if pair}
+    assert {len(pair) for pair in places} == {0, 2}
+    assert apart == {True, False}
+
+
+@pytest.mark.parametrize(("cols", "most"), [(1, 1), (2, 2)])
+def test_short_rows_hold_as_many_values_that_clash_as_there_is_room_for(cols: int, most: int) -> None:
+    tensor = torch.empty(64, cols)
+    distributions.fill(tensor, "clashing", torch.Generator().manual_seed(3))
+    assert set(tensor.isfinite().logical_not().sum(dim=1).tolist()) == {0, most}
+
+
 def test_some_rows_are_entirely_minus_infinity() -> None:
     whole = (drawn(catalog.load("softmax"), MINUS_INF)["x"] == -math.inf).all(1)
     assert 2 <= int(whole.sum()) < len(whole)
