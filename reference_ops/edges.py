@@ -38,20 +38,28 @@ WIDE, WIDER = 128, 48  # added to the input of a window: more than any stride, a
 def windows_past_borders(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
     """Return a workload in which every window is one larger than its input, if a padding allows that.
 
-    Each window then crosses both borders.
+    Each window then crosses both borders, or several windows lie at different places, each beyond one border.
     """
+    first: tuple[Workload, ...] = ()
+    for one in _past_borders(op, accepts, most_bytes):
+        first = first or (one,)
+        if all(size > 1 for name, size in op.sizes(one).items() if name in op.derived):
+            return (one,)
+    return first
+
+
+def _past_borders(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> Iterator[Workload]:
+    """Yield, for each small listed workload, one in which every window is one larger than its input."""
     for one in listed_within(op, accepts, most_bytes):
         sizes = dict(_every_size(one))
         names = [name for name in sizes if name in ranges_of(op.listed)]
         moves = [pair for pair in itertools.permutations(names, 2) if _moves_over(op, one, *pair)]
-        if not moves:
-            continue
-        for larger in range(STEPS_UP):
+        for larger in range(STEPS_UP if moves else 0):
             grown = {window: sizes[window] + larger for window, _ in moves}
             tried = with_sizes(one, {**grown, **{over: grown[window] - 1 for window, over in moves}})
             if min(grown.values()) > 1 and op.fits(tried, most_bytes) and accepts(tried):
-                return (tried,)
-    return ()
+                yield tried
+                break
 
 
 def overlapping_windows(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:

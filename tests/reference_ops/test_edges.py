@@ -149,6 +149,14 @@ def test_a_window_is_once_larger_by_one_than_its_input(name: str, window: str, o
     assert known(workload)[window] == 1 + known(workload)[over] > 1
 
 
+@pytest.mark.parametrize("name", ["avg_pool1d", "max_pool2d", "max_pool3d_backward", "conv2d", "conv1d"])
+def test_windows_that_pass_borders_lie_at_several_places(name: str) -> None:
+    op = catalog.load(name)
+    (workload,) = windows_past_borders(op, anything, MOST_BYTES)
+    sizes = op.sizes(workload)
+    assert all(sizes[size] > 1 for size in ("ol", "oh", "ow", "od", "out_length") if size in sizes)
+
+
 def test_no_window_passes_borders_if_the_op_has_no_window_or_the_kernel_refuses() -> None:
     for name in ("softmax", "gemm", "upsample_bilinear", "topk"):
         assert not windows_past_borders(catalog.load(name), anything, MOST_BYTES)
