@@ -30,6 +30,7 @@ from reference_ops.op import (
     SHIFTED_COLUMNS,
     SUBNORMAL,
     ZERO,
+    ZERO_WEIGHTS,
 )  # fmt: skip
 
 LARGEST_INTEGER = 4  # sums of a few products stay below 256, up to which bfloat16 represents every integer
@@ -45,6 +46,7 @@ SEEDS_ALIKE = 1024  # number of consecutive seeds that begin with the same tenso
 OTHER_SIGN = 4  # seeds whose difference is this draw infinities of the other sign; see `_in_turn`
 SHARE_NOT_FINITE = 0.25  # share of the rows, or of the elements of a vector, with a value that is not finite
 OF_WEIGHTS = {NAN_IN_WEIGHTS: math.nan, INFINITE_WEIGHTS: math.inf}
+SHARES_OF_ZEROS = (0.5, 0.25)  # shares of the rows and of the columns of a weight that are zero
 DEEP, DEEP_IN_FLOAT16 = 2.0**-25, 2.0**-11  # gradients deep in a network; in float16 they are scaled
 SATURATED = 100.0
 FAR_BELOW, FAR_BELOW_IN_FLOAT16 = 2.0**33, 2.0**11  # sums of a few such numbers stay finite
@@ -229,8 +231,21 @@ def change_weight(tensor: torch.Tensor, values: str, generator: torch.Generator,
     if values == MINUTE_WEIGHTS:
         # this changes no sign, so that a variance stays positive
         tensor.mul_(DEEP_IN_FLOAT16 if dtype == "float16" else DEEP)
+    elif values == ZERO_WEIGHTS:
+        _zero_in_parts(tensor, generator)
     elif values in OF_WEIGHTS:
         sprinkle(tensor, OF_WEIGHTS[values], generator)
+
+
+def _zero_in_parts(tensor: torch.Tensor, generator: torch.Generator) -> None:
+    """Set a number or half of a vector to zero, or about half of the rows and a quarter of the columns of a tensor.
+
+    A kernel may divide by a weight, or by the largest weight of a row or column.
+    """
+    for axis, share in zip((0, -1)[: max(1, tensor.ndim)], SHARES_OF_ZEROS, strict=False):
+        shape = [size if at == axis % tensor.ndim else 1 for at, size in enumerate(tensor.shape)]
+        zero = torch.empty(shape, dtype=torch.bool, device=tensor.device).bernoulli_(share, generator=generator)
+        tensor.masked_fill_(zero, 0)
 
 
 def _nan(tensor: torch.Tensor, generator: torch.Generator) -> None:

@@ -67,8 +67,8 @@ CLASHING = "clashing"  # NaN beside an infinity in one row, or several infinitie
 NOT_FINITE = (NAN, SAVED_NAN, INFINITE, SAVED_INFINITE, MINUS_INF, CLASHING)
 EXTREMES = (ZERO, MINUTE, SUBNORMAL, SATURATING, OVERFLOWING, *NOT_FINITE)
 # Arrangements of every op with inputs that are not drawn by rows.
-NAN_IN_WEIGHTS, INFINITE_WEIGHTS, MINUTE_WEIGHTS = "NaN_in_weights", "infinite_weights", "minute_weights"
-OF_WEIGHTS = (NAN_IN_WEIGHTS, INFINITE_WEIGHTS, MINUTE_WEIGHTS)
+OF_WEIGHTS = ("NaN_in_weights", "infinite_weights", "minute_weights", "zero_weights")
+NAN_IN_WEIGHTS, INFINITE_WEIGHTS, MINUTE_WEIGHTS, ZERO_WEIGHTS = OF_WEIGHTS
 # Arrangements of every op with two inputs that share elements: infinities in both, or one of them beside NaN or zero.
 EQUAL_INFINITIES, OPPOSITE_INFINITIES, SPECIAL_PAIRS = "equal_infinities", "opposite_infinities", "special_pairs"
 MEETING = (EQUAL_INFINITIES, OPPOSITE_INFINITIES, SPECIAL_PAIRS)
@@ -293,7 +293,7 @@ class Op:
     @property
     def arrangements(self) -> tuple[str, ...]:
         """The names of all arrangements that every evaluation tests."""
-        causes = {NAN_IN_WEIGHTS: NAN, INFINITE_WEIGHTS: INFINITE, MINUTE_WEIGHTS: MINUTE}
+        causes = dict(zip(OF_WEIGHTS, (NAN, INFINITE, MINUTE, ZERO), strict=True))
         met = [name for name, cause in causes.items() if not {name, cause} & {*self.exempt}] if self.weights else []
         return (*self.arranged, *met, *self.counted_nan, *(MEETING if self.meeting else ()))
 

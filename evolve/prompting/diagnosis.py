@@ -244,6 +244,7 @@ AT = {
     "zero",
     "infinite_weights": "some weights are infinite here: they must not be cut off, and inf - inf is NaN",
     "minute_weights": "all weights and biases are around 1e-8 here: nothing may pass through float16 on its way",
+    "zero_weights": "some weights are zero here, in whole rows and columns: 0/0 is NaN, and a bias remains",
     "minus_inf_rows": "some rows consist only of -inf here: a search that begins at -inf finds nothing, and -inf minus "
     "-inf is NaN",
 }

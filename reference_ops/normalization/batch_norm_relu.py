@@ -2,7 +2,6 @@
 
 import torch
 
-from reference_ops.arrangements import sprinkled
 from reference_ops.normalization import batch_norm as plain
 from reference_ops.normalization.batch_norm import AWKWARD, CHANNELS, EPS, IMAGES, MOMENTUM, at, emulated, gpu
 from reference_ops.normalization.layer_norm import VARIED
@@ -89,7 +88,6 @@ ops = (
         valid=plain.has_variance,
         by_rows=False,
         draw=plain.draw_variance,
-        arranged=sprinkled("weight", zeros=0.0),
         values=OF_BATCHES,
         flops=lambda dims: 9 * dims["channels"] * plain.per_channel(dims),
         # The default factor suffices: PyTorch also sums in float32 and rounds once.

@@ -3,7 +3,6 @@
 import torch
 from torch.nn import functional
 
-from reference_ops.arrangements import sprinkled
 from reference_ops.normalization import group_norm as plain
 from reference_ops.normalization.group_norm import EPS, Three, at
 from reference_ops.normalization.layer_norm import VARIED
@@ -68,7 +67,6 @@ ops = (
         ),
         valid=plain.divides,
         draw=plain.draw_apart,
-        arranged=sprinkled("weight", zeros=0.0),
         nan_spreads=True,  # `nan_spreads` also holds in groups of one element
         flops=lambda dims: 12 * dims["batch"] * dims["channels"] * dims["height"] * dims["width"],
         # The default factor suffices: the reference works in float32 and rounds once.
@@ -96,7 +94,6 @@ ops = (
         ),
         valid=plain.divides_and_is_many,
         draw=plain.draw_statistics,
-        arranged=sprinkled("weight", zeros=0.0),
         values=VARIED,
         flops=lambda dims: 24 * dims["batch"] * dims["channels"] * dims["height"] * dims["width"],
         # The default factor suffices: the reference works in float32 and rounds once.

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from reference_ops.arrangements import sprinkled
 from reference_ops.op import INFINITE, MINUS_INF, Op, Tolerance, rotated, tensors, workloads
 
 
@@ -84,7 +83,6 @@ ops = (
         emulated=workloads("float32 bfloat16 float16", *EMULATED, eps=1e-6),
         awkward=rotated("float32 bfloat16 float16", {"rows": 1, "cols": 31}, *AWKWARD[1:], eps=1e-6),
         valid=is_many,
-        arranged=sprinkled("weight", zeros=0.0),
         flops=lambda dims: 12 * dims["rows"] * dims["cols"],
         # The default factor suffices: the reference also works in float32 and rounds once. Each gradient of a weight
         # depends on sums over rows and over columns.

@@ -26,6 +26,7 @@ from reference_ops.op import (
     SAVED_NAN,
     SUBNORMAL,
     ZERO,
+    ZERO_WEIGHTS,
     Op,
     Workload,
 )
@@ -91,6 +92,27 @@ def test_short_rows_hold_as_many_values_that_clash_as_there_is_room_for(cols: in
     tensor = torch.empty(64, cols)
     distributions.fill(tensor, "clashing", torch.Generator().manual_seed(3))
     assert set(tensor.isfinite().logical_not().sum(dim=1).tolist()) == {0, most}
+
+
+@pytest.mark.parametrize("shape", [(64,), (64, 48), (64, 8, 3, 3)], ids=str)
+def test_rows_and_columns_of_a_weight_are_zero_and_the_others_unchanged(shape: tuple[int, ...]) -> None:
+    before = torch.rand(shape) + 1
+    weight = before.clone()
+    distributions.change_weight(weight, ZERO_WEIGHTS, torch.Generator().manual_seed(5), dtype="float32")
+    rows = (weight == 0).reshape(64, -1).all(dim=1)
+    assert 16 < int(rows.sum()) < 48
+    assert len(shape) == 1 or (weight == 0).reshape(-1, shape[-1]).all(dim=0).any()
+    assert torch.equal(weight[weight != 0], before[weight != 0])
+    assert (weight[~rows] != 0).any()
+
+
+def test_a_weight_that_is_a_single_number_is_zero_at_some_seed() -> None:
+    found = set()
+    for seed in range(8):
+        weight = torch.ones(())
+        distributions.change_weight(weight, ZERO_WEIGHTS, torch.Generator().manual_seed(seed), dtype="float32")
+        found.add(float(weight))
+    assert found == {0.0, 1.0}
 
 
 def test_some_rows_are_entirely_minus_infinity() -> None:
