@@ -290,14 +290,8 @@ def _launch(
     grid = _sizes(launch.grid, scope, ("launch", index, "grid"))
     block = _sizes(launch.block, scope, ("launch", index, "block"))
     shared = _value(launch.shared, scope, ("launch", index, "shared"))
-    setting = _described(kernel.plan.settings)
-    if min(block) < 1 or math.prod(block) > MAX_THREADS or any(map(int.__gt__, block, MAX_BLOCK)):
-        raise IllegalError(f"launch {index}: a block of {block} threads exceeds the limit of {MAX_THREADS}{setting}")
-    if min(grid) < 0 or any(map(int.__gt__, grid, MAX_GRID)):
-        raise IllegalError(f"launch {index}: a grid of {grid} blocks exceeds the limit of {MAX_GRID}{setting}")
-    if not 0 <= shared <= point.shared_bytes:
-        limit = point.shared_bytes
-        raise IllegalError(f"launch {index}: {shared} bytes of shared memory exceed the limit of {limit}{setting}")
+    if excess := _beyond_the_hardware(grid, block, shared, point):
+        raise IllegalError(f"launch {index}: {excess}{_described(kernel.plan.settings)}")
     pointers = {*point.tensors, *(workspace.name for workspace in kernel.plan.workspace)}
     args: list[Value] = []
     for argument in launch.args:
@@ -312,6 +306,19 @@ def _launch(
         else:
             args.append(_value(argument, scope, ("launch", index, "args")))
     return BoundLaunch(index, launch.entry, grid, block, shared, tuple(args), launch.cooperative)
+
+
+def _beyond_the_hardware(
+    grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, point: Point
+) -> str:
+    """Return the hardware limit that a launch exceeds; empty if there is none."""
+    if min(block) < 1 or math.prod(block) > MAX_THREADS or any(map(int.__gt__, block, MAX_BLOCK)):
+        return f"a block of {block} threads exceeds the limit of {MAX_THREADS}"
+    if min(grid) < 0 or any(map(int.__gt__, grid, MAX_GRID)):
+        return f"a grid of {grid} blocks exceeds the limit of {MAX_GRID}"
+    if not 0 <= shared <= point.shared_bytes:
+        return f"{shared} bytes of shared memory exceed the limit of {point.shared_bytes}"
+    return ""
 
 
 def _sizes(sizes: tuple[Expression, ...], scope: Scope, path: Path) -> tuple[int, int, int]:

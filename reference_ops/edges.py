@@ -50,10 +50,10 @@ def windows_past_borders(op: Op, accepts: Callable[[Workload], bool], most_bytes
 
 def _past_borders(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> Iterator[Workload]:
     """Yield, for each small listed workload, one in which every window is one larger than its input."""
-    for one in listed_within(op, accepts, most_bytes):
+    for one in listed_within(op, accepts, most_bytes) if op.derived else ():
         sizes = dict(_every_size(one))
         names = [name for name in sizes if name in ranges_of(op.listed)]
-        moves = [pair for pair in itertools.permutations(names, 2) if _moves_over(op, one, *pair)]
+        moves = _windows(op, one, names, names)
         for larger in range(STEPS_UP if moves else 0):
             grown = {window: sizes[window] + larger for window, _ in moves}
             tried = with_sizes(one, {**grown, **{over: grown[window] - 1 for window, over in moves}})
@@ -78,7 +78,7 @@ def overlapping_windows(op: Op, accepts: Callable[[Workload], bool], most_bytes:
         if (itemsize := DTYPES[one.dtype].itemsize) in found:
             continue
         moved = [name for name, _ in _every_size(one) if name in ranges and name not in parameters]
-        windows = [name for name in parameters if any(_moves_over(op, one, name, over) for over in moved)]
+        windows = list(dict.fromkeys(window for window, _ in _windows(op, one, parameters, moved)))
         least = {name: ranges[name][0] for name in parameters}
         for share in MORE if 0 < len(windows) < len(parameters) else ():
             larger = {name: ranges[name][1] + ranges[name][1] // share + 1 for name in windows}
@@ -110,19 +110,26 @@ def exceeds_16_bits(op: Op, workload: Workload) -> bool:
     return max(max(*shape, math.prod(shape[1:])) for shape in shapes if shape) >= 2**16
 
 
-def _moves_over(op: Op, workload: Workload, window: str, over: str) -> bool:
-    """Return whether one size is a window over the other.
+def _windows(op: Op, workload: Workload, names: Sequence[str], overs: Sequence[str]) -> list[tuple[str, str]]:
+    """Return those pairs of a name and another size of which the first is a window over the second.
 
     If it is, a derived dim does not change when both grow equally.
     """
     sizes = dict(_every_size(workload))
 
     def derived(**more: int) -> dict[str, int]:
-        tried = with_sizes(workload, {name: sizes[name] + many for name, many in {over: WIDE, **more}.items()})
+        tried = with_sizes(workload, {name: sizes[name] + many for name, many in more.items()})
         return {name: size for name, size in op.sizes(tried).items() if name not in sizes}
 
-    alone, both, longer = derived(), derived(**{window: WIDER, over: WIDE + WIDER}), derived(**{over: WIDE + WIDER})
-    return any(size == both[name] < longer[name] for name, size in alone.items())
+    found = set[tuple[str, str]]()
+    for over in overs:
+        alone, longer = derived(**{over: WIDE}), derived(**{over: WIDE + WIDER})
+        grown = [name for name, size in alone.items() if size < longer[name]]
+        for window in names if grown else ():
+            both = derived(**{window: WIDER, over: WIDE + WIDER}) if window != over else longer
+            if any(alone[name] == both[name] for name in grown):
+                found.add((window, over))
+    return [pair for pair in itertools.product(names, overs) if pair in found]
 
 
 def small_sizes(

@@ -91,7 +91,7 @@ class TensorSpec:
     dtype: str = ""
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        return tuple(int(dim) if dim.isdigit() else sizes[dim] for dim in self.dims)
+        return tuple([sizes[dim] if dim in sizes else int(dim) for dim in self.dims])
 
 
 @dataclass(frozen=True)
@@ -349,7 +349,7 @@ class Op:
 
     def bytes_of(self, tensors: tuple[TensorSpec, ...], workload: Workload) -> int:
         sizes = self.sizes(workload)
-        return sum(math.prod(one.shape(sizes)) * DTYPES[one.dtype or workload.dtype].itemsize for one in tensors)
+        return sum([math.prod(one.shape(sizes)) * DTYPES[one.dtype or workload.dtype].itemsize for one in tensors])
 
     def elements(self, workload: Workload) -> dict[str, int]:
         """Return the number of elements of each tensor."""

@@ -178,14 +178,15 @@ def _longest(op: Op, sizes: Mapping[str, int], shrinks: int, fits: Callable[[Wor
             ({name: kind(max(1, size >> shrunk)) for name, size in sizes.items()}, worth)
             for kind, worth in ((prime_below, 1.0), (_to_multiple, LESS))
         ]
-        fitting = [
+        tries = [
             (wanted[first] * worth, op.nbytes(tried), tried)
             for near in (*op.emulated, *op.awkward)
             for wanted, worth in of_kinds
-            if (tried := _enlarged(op, near, wanted)) and fits(tried)
+            if (tried := _enlarged(op, near, wanted))
         ]
-        if fitting:
-            return (max(fitting, key=lambda one: one[:2])[2],)
+        in_order = sorted(tries, key=lambda one: one[:2], reverse=True)
+        if longest := next((tried for _, _, tried in in_order if fits(tried)), None):
+            return (longest,)
     return ()
 
 
@@ -244,7 +245,8 @@ def _dtypes_in_turn(op: Op, rng: random.Random, count: int, *, first: bool) -> I
     return itertools.islice(itertools.cycle(every), count)
 
 
-def ranges_of(listed: tuple[Workload, ...]) -> dict[str, tuple[int, int]]:
+@lru_cache(maxsize=64)  # cached: each of the many ways to draw shapes needs them
+def ranges_of(listed: tuple[Workload, ...]) -> Mapping[str, tuple[int, int]]:
     """Return the least and greatest size of every dim that varies."""
     sizes: dict[str, set[int]] = {}
     for workload in listed:

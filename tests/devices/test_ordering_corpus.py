@@ -21,6 +21,7 @@ from evolve.devices.cuda import compiler
 from evolve.devices.cuda.compiler import check_compiles, compile_cubin
 from evolve.evaluation.compiling import bound_at, verdict_on
 from reference_ops import catalog
+from reference_ops.op import DTYPES
 
 DEVICES = {
     "cuda": DeviceInfo(kind="cuda", name="a GPU", arch="sm_90a", sms=132, shared_bytes=232448),
@@ -48,24 +49,25 @@ def plain_assembler() -> Iterator[None]:
 
 
 def compiled(kernel: Kernel, device: str) -> Evaluation:
-    """Compile for a declared and an awkward workload of each dtype. Evaluations compile for more shapes.
+    """Compile for a declared and an awkward workload of each size of elements. Evaluations compile for more shapes.
 
     Code whose blocks share nothing has no order that sizes or dtypes could change: one workload is enough. Machine
     code shows no order, so it is made for one workload only, unless the assembler may refuse that of another.
     """
     op, info = catalog.load(kernel.op), DEVICES[device]
-    awkward = {workload.dtype: workload for workload in reversed(op.awkward)}
+    awkward = {DTYPES[workload.dtype].itemsize: workload for workload in reversed(op.awkward)}
     shares = SHARES.search(kernel.source)
 
     def judge(verdict: Evaluation) -> Evaluation:
-        dtypes = set[str]()
+        sizes = set[int]()
         for workload in (*op.workloads(info.kind), *awkward.values()):
-            if workload.dtype in dtypes and not (shares and workload in awkward.values()):
+            size = DTYPES[workload.dtype].itemsize
+            if size in sizes and not (shares and workload in awkward.values()):
                 continue
             with suppress(IllegalError):
                 bound = bound_at(kernel, op, workload, info)
-                (check_compiles if dtypes else compile_cubin)(bound, info.arch)
-                dtypes.add(workload.dtype)
+                (check_compiles if sizes else compile_cubin)(bound, info.arch)
+                sizes.add(size)
                 if not shares:
                     break
         return verdict
