@@ -308,9 +308,7 @@ def _launch(
     return BoundLaunch(index, launch.entry, grid, block, shared, tuple(args), launch.cooperative)
 
 
-def _beyond_the_hardware(
-    grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, point: Point
-) -> str:
+def _beyond_the_hardware(grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, point: Point) -> str:
     """Return the hardware limit that a launch exceeds; empty if there is none."""
     if min(block) < 1 or math.prod(block) > MAX_THREADS or any(map(int.__gt__, block, MAX_BLOCK)):
         return f"a block of {block} threads exceeds the limit of {MAX_THREADS}"

@@ -192,10 +192,10 @@ def _longest(op: Op, sizes: Mapping[str, int], shrinks: int, fits: Callable[[Wor
 
 def with_sizes(near: Workload, sizes: Mapping[str, int]) -> Workload:
     """Return the workload with other sizes of the dims and parameters that are named."""
-    return replace(
-        near,
-        dims=tuple((name, sizes.get(name, size)) for name, size in near.dims),
-        parameters=tuple((name, sizes.get(name, value)) for name, value in near.parameters),
+    return Workload(
+        near.dtype,
+        tuple([(name, sizes.get(name, size)) for name, size in near.dims]),
+        tuple([(name, sizes.get(name, value)) for name, value in near.parameters]),
     )
 
 

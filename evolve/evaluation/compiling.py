@@ -110,12 +110,13 @@ class Compilation(Generic[P]):
         """Return the workloads of an evaluation, some of which are drawn from the seed. Nothing is compiled."""
         op, policy, rng = self.op, policy_of(self.info.kind), random.Random(seed)
         declared, skipped = self._declared()
-        most_threads = max(policy.held_out_threads or 0, *(self._threads(workload) for workload in declared))
+        bound_to = cache(self._bound)  # the same workloads are often tried for several reasons
+        most_threads = max(policy.held_out_threads or 0, *(_threads(bound_to(workload)) for workload in declared))
 
         @cache
         def accepts(workload: Workload) -> bool:
             try:
-                threads = self._threads(workload)
+                threads = _threads(bound_to(workload))
             except IllegalError:
                 return False
             return policy.held_out_threads is None or threads <= most_threads
@@ -123,7 +124,7 @@ class Compilation(Generic[P]):
         def accepts_long(workload: Workload) -> bool:
             if all_flops(op, workload) > policy.stretched_flops or not accepts(workload):
                 return False
-            return policy.stretched_steps is None or self._steps(workload) <= policy.stretched_steps
+            return policy.stretched_steps is None or _steps(op, workload, bound_to(workload)) <= policy.stretched_steps
 
         drawn = held_out(op, accepts, rng, HELD_OUT_TO_CONFIRM if confirm else HELD_OUT, policy.held_out_bytes)
         if confirm:
@@ -147,7 +148,7 @@ class Compilation(Generic[P]):
         awkward, _ = self._accepted(op.awkward)
         if policy.edge_compilations is not None and not confirm:
             others = (*declared, *awkward, *drawn, *longer, *rows, *single)
-            edges = self._with_few_compilations(edges, others, rng, policy.edge_compilations)
+            edges = _with_few_compilations(edges, others, rng, policy.edge_compilations, bound_to)
         beyond = beyond_listed(op, accepts, policy.held_out_bytes)
         edges += beyond + with_other_elements(op, beyond, accepts, rng, policy.held_out_bytes)
         edges += overlapping_windows(op, accepts, policy.held_out_bytes)
@@ -221,35 +222,42 @@ class Compilation(Generic[P]):
                 skipped.append(f"{workload.key}: {error.log}")
         return tuple(programs), tuple(skipped)
 
-    def _with_few_compilations(
-        self, edges: Sequence[Workload], others: Iterable[Workload], rng: random.Random, most: int
-    ) -> tuple[Workload, ...]:
-        """Return the edges that need no separate compilation, and up to `most` of the other edges."""
-
-        def code(workload: Workload) -> object:
-            bound = self._bound(workload)
-            return bound.constants, bound.types
-
-        compiled = set(map(code, others))
-        free = [workload for workload in edges if code(workload) in compiled]
-        rest = [workload for workload in edges if code(workload) not in compiled]
-        return (*free, *rng.sample(rest, min(most, len(rest))))
-
     def _bound(self, workload: Workload) -> Bound:
         return bound_at(self.kernel, self.op, workload, self.info)
 
-    def _threads(self, workload: Workload) -> int:
-        """Return the total number of threads of all launches."""
-        return sum(math.prod(launch.grid) * math.prod(launch.block) for launch in self._bound(workload).launches)
 
-    def _steps(self, workload: Workload) -> int:
-        """Return the total steps of a block's threads if the block processes rows one after the other, else zero.
+def _with_few_compilations(
+    edges: Sequence[Workload],
+    others: Iterable[Workload],
+    rng: random.Random,
+    most: int,
+    bound_to: Callable[[Workload], Bound],
+) -> tuple[Workload, ...]:
+    """Return the edges that need no separate compilation, and up to `most` of the other edges."""
 
-        A launch of fewer threads than rows has such a block. In other blocks, each thread ends after a few steps.
-        """
-        rows = max(math.prod(self.op.shape(tensor, workload)[:-1]) for tensor in self.op.outputs)
-        launches = [(math.prod(one.grid), math.prod(one.block)) for one in self._bound(workload).launches]
-        return rows * max((threads for blocks, threads in launches if blocks * threads < rows), default=0)
+    def code(workload: Workload) -> object:
+        bound = bound_to(workload)
+        return bound.constants, bound.types
+
+    compiled = set(map(code, others))
+    free = [workload for workload in edges if code(workload) in compiled]
+    rest = [workload for workload in edges if code(workload) not in compiled]
+    return (*free, *rng.sample(rest, min(most, len(rest))))
+
+
+def _threads(bound: Bound) -> int:
+    """Return the total number of threads of all launches."""
+    return sum(math.prod(launch.grid) * math.prod(launch.block) for launch in bound.launches)
+
+
+def _steps(op: Op, workload: Workload, bound: Bound) -> int:
+    """Return the total steps of a block's threads if the block processes rows one after the other, else zero.
+
+    A launch of fewer threads than rows has such a block. In other blocks, each thread ends after a few steps.
+    """
+    rows = max(math.prod(op.shape(tensor, workload)[:-1]) for tensor in op.outputs)
+    launches = [(math.prod(one.grid), math.prod(one.block)) for one in bound.launches]
+    return rows * max((threads for blocks, threads in launches if blocks * threads < rows), default=0)
 
 
 def with_declared(programs: Compiled[P]) -> Compiled[P]:
