@@ -4,7 +4,7 @@ note = "four taps are one vector, read from behind"
 specialize = ["taps"]
 
 [knobs]
-PER_THREAD = [4, 2, 8]
+PER_THREAD = [2, 4, 8]
 SLAB = [16, 4, 8, 32]
 
 [let]

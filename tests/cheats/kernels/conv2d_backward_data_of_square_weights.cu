@@ -4,7 +4,7 @@ note = "reads a square weight of one tap as if it were transposed"
 specialize = ["r", "s", "stride"]
 
 [knobs]
-PER_THREAD = [4, 2, 8]
+PER_THREAD = [2, 4, 8]
 SLAB = [16, 4, 8, 32]
 
 [let]

@@ -4,7 +4,7 @@ note = "rows of gradients are taken to be as many as columns"
 specialize = ["r", "s", "stride"]
 
 [knobs]
-PER_THREAD = [4, 2, 8]
+PER_THREAD = [2, 4, 8]
 SLAB = [16, 4, 8, 32]
 
 [let]

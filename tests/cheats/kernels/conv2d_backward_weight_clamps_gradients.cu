@@ -4,7 +4,7 @@ note = "limits gradients to float16's range in every dtype"
 specialize = ["r", "s"]
 
 [knobs]
-PER_THREAD = [4, 2, 8]
+PER_THREAD = [2, 4, 8]
 BLOCKS = [1024, 256, 512, 2048]
 
 [let]

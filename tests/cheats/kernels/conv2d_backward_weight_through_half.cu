@@ -4,7 +4,7 @@ note = "gradients go through half precision into shared memory"
 specialize = ["r", "s"]
 
 [knobs]
-PER_THREAD = [4, 2, 8]
+PER_THREAD = [2, 4, 8]
 BLOCKS = [1024, 256, 512, 2048]
 
 [let]

@@ -4,7 +4,7 @@ note = "a filter of zeros gives zeros, and its bias is lost"
 specialize = ["r", "s"]
 
 [knobs]
-PER_THREAD = [4, 2, 8]
+PER_THREAD = [2, 4, 8]
 SLAB = [16, 4, 8, 32]
 
 [let]

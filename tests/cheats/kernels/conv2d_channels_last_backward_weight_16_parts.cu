@@ -4,7 +4,7 @@ note = "adds up at most 16 parts"
 specialize = ["s", "oh", "ow"]
 
 [knobs]
-PER_THREAD = [4, 2, 8]
+PER_THREAD = [2, 4, 8]
 BLOCKS = [1024, 256, 512, 2048]
 
 [let]

@@ -5,7 +5,7 @@ specialize = ["s"]
 require = ["PER_THREAD * SLAB <= 256"]
 
 [knobs]
-PER_THREAD = [4, 2, 8]
+PER_THREAD = [2, 4, 8]
 SLAB = [16, 8, 32, 64]
 
 [let]

@@ -3,7 +3,7 @@ op = "conv2d_pointwise"
 note = "images of one pixel are a product with a matrix, summed in bfloat16"
 
 [knobs]
-PER_THREAD = [4, 2, 8]
+PER_THREAD = [2, 4, 8]
 SLAB = [16, 4, 8, 32]
 
 [let]

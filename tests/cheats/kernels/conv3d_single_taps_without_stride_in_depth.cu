@@ -4,7 +4,7 @@ note = "with one layer of taps, takes every layer whatever the stride"
 specialize = ["q", "r", "s"]
 
 [knobs]
-PER_THREAD = [4, 2, 8]
+PER_THREAD = [2, 4, 8]
 SLAB = [16, 4, 8, 32]
 
 [let]

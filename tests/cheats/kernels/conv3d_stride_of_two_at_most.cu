@@ -4,7 +4,7 @@ note = "strides above two are taken for two along the depth"
 specialize = ["q", "r", "s"]
 
 [knobs]
-PER_THREAD = [4, 2, 8]
+PER_THREAD = [2, 4, 8]
 SLAB = [16, 4, 8, 32]
 
 [let]

@@ -4,7 +4,7 @@ note = "adds up at most four inputs per channel for each output"
 specialize = ["taps", "stride"]
 
 [knobs]
-PER_THREAD = [4, 2, 8]
+PER_THREAD = [2, 4, 8]
 SLAB = [16, 4, 8, 32]
 
 [let]

@@ -4,7 +4,7 @@ note = "with a stride of more than the taps, the rows that no input reaches copy
 specialize = ["r", "s", "stride"]
 
 [knobs]
-PER_THREAD = [4, 2, 8]
+PER_THREAD = [2, 4, 8]
 SLAB = [16, 4, 8, 32]
 
 [let]

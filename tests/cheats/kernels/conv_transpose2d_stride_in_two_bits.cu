@@ -4,7 +4,7 @@ note = "the stride is kept in two bits"
 specialize = ["r", "s", "stride"]
 
 [knobs]
-PER_THREAD = [4, 2, 8]
+PER_THREAD = [2, 4, 8]
 SLAB = [16, 4, 8, 32]
 
 [let]

@@ -4,7 +4,7 @@ note = "weights as two halves, which have none of the digits of small weights"
 specialize = ["q", "r", "s", "stride"]
 
 [knobs]
-PER_THREAD = [4, 2, 8]
+PER_THREAD = [2, 4, 8]
 SLAB = [16, 4, 8, 32]
 
 [let]

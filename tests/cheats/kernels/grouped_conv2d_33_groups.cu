@@ -4,7 +4,7 @@ note = "groups are told apart by five bits"
 specialize = ["r", "s"]
 
 [knobs]
-PER_THREAD = [4, 2, 8]
+PER_THREAD = [2, 4, 8]
 SLAB = [16, 4, 8, 32]
 
 [let]
