@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -259,15 +260,13 @@ class Truth:
 
     def _perturbed(self) -> tuple[torch.Tensor, ...]:
         moved = [torch.zeros_like(expected, dtype=torch.float32) for expected in self.expected]
-        torch_device = next(iter(self.inputs.values())).device
-        generator = torch.Generator(torch_device).manual_seed(self.seed)
+        generator = torch.Generator(next(iter(self.inputs.values())).device).manual_seed(self.seed)
         in_turn = self.op.terms(self.workload, self.op.tolerance.in_turn)
         std = FLOAT32_UNIT * math.sqrt(max(1.0, in_turn / PRODUCTS_IN_TURN))
+        perturbed = partial(_perturbed, std=std, of_16_bits=_factors((2**16,), std, generator))
+        chance, given = random.Random(self.seed), self.op.tolerance.given
         for _ in range(PERTURBATIONS):
-            inputs = {
-                name: values if name in self.op.tolerance.given else _perturbed(values, std, generator)
-                for name, values in self.inputs.items()
-            }
+            inputs = {name: x if name in given else perturbed(x, generator, chance) for name, x in self.inputs.items()}
             results = self.op.call_in_float64(inputs, self.workload)
             del inputs  # large ops barely fit into memory
             for total, result, expected in zip(moved, results, self.expected, strict=True):
@@ -378,21 +377,23 @@ def _rounded(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return factors.mul_(values)
 
 
-def _perturbed(values: torch.Tensor, std: float, generator: torch.Generator) -> torch.Tensor:
+def _perturbed(
+    values: torch.Tensor, generator: torch.Generator, chance: random.Random, *, of_16_bits: torch.Tensor, std: float
+) -> torch.Tensor:
     """Return the values with a relative change of this standard deviation, as by rounding.
 
     Equal numbers of 16 bits change alike, because a kernel rounds equal sums alike: in a row with few different
-    numbers, such roundings do not cancel.
+    numbers, such roundings do not cancel. `chance` gives each of these numbers another of the factors each time.
     """
     if not values.is_floating_point():
         return values
     if values.element_size() == 2:
-        of_numbers = torch.empty(2**16, dtype=torch.float64, device=values.device).normal_(
-            1.0, std, generator=generator
-        )
-        factors = of_numbers[values.view(torch.int16).int().bitwise_and_(0xFFFF)]
+        places = values.view(torch.int16).int().mul_(chance.randrange(1, 2**15, 2)).add_(chance.randrange(2**16))
+        factors = of_16_bits[places.bitwise_and_(0xFFFF)]  # an odd factor never moves two numbers to one place
     else:
-        factors = torch.empty_like(values, dtype=torch.float64).normal_(1.0, std, generator=generator)
-    return factors.mul_(
-        values.double() if values.element_size() == 1 else values
-    )  # PyTorch does not promote 8-bit floats
+        factors = _factors(values.shape, std, generator)
+    return factors.mul_(of_more_bits(values))
+
+
+def _factors(shape: tuple[int, ...], std: float, generator: torch.Generator) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.float64, device=generator.device).normal_(1.0, std, generator=generator)

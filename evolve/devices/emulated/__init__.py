@@ -27,7 +27,7 @@ POLICY = Policy(
     phase_seconds={**PHASE_SECONDS, "compile": 240.0, "run": 30.0},
     held_out_bytes=2**18,
     # Threads run one after the other: many short rows with one block each would take minutes.
-    held_out_threads=2**19,
+    held_out_threads=2**20,
     # A single block may process all rows instead. A row with some barriers takes up to 0.4 us per thread.
     stretched_steps=2**23,
     most_workers=4,
