@@ -98,7 +98,8 @@ def far_apart(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> t
     """Return a workload for each integer parameter, with its greatest listed value and the least of related sizes.
 
     Related sizes are the other integer parameters and the sizes of filters: a stride beyond the window leaves gaps, and
-    a padding beyond the filter makes windows outside the input. Sizes of tensors that are parameters do not change.
+    a padding beyond the filter makes windows outside the input. In a second workload they are at least one more than
+    the least, so that gaps occur beside a padding. Sizes of tensors that are parameters do not change.
     """
     ranges, dims = ranges_of(op.listed), dims_of(op)
     parameters = [name for name in integer_parameters(op) if name in ranges and name not in dims]
@@ -109,15 +110,16 @@ def far_apart(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> t
         near = [one for one in (*op.emulated, *op.awkward) if op.nbytes(one) <= most_bytes]
         # the most exact dtype shows errors best
         near.sort(key=lambda one: (-DTYPES[one.dtype].itemsize, -op.nbytes(one)))
-        tries = (
-            tried
-            for steps in range(STEPS_UP)
-            for one in near
-            if (tried := with_sizes(one, {name: ranges[name][1], **{at: ranges[at][0] + steps for at in others}}))
-            and op.fits(tried, most_bytes)
-            and accepts(tried)
-        )
-        found += itertools.islice(tries, 1)
+        for first in range(2 if others else 1):
+            tries = (
+                tried
+                for steps in range(first, STEPS_UP)
+                for one in near
+                if (tried := with_sizes(one, {name: ranges[name][1], **{at: ranges[at][0] + steps for at in others}}))
+                and op.fits(tried, most_bytes)
+                and accepts(tried)
+            )
+            found += itertools.islice(tries, 1)
     return tuple(dict.fromkeys(found))
 
 

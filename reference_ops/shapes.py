@@ -147,7 +147,7 @@ def powers_of_two(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) 
         tries = (_halved(op, near, sizes, accepts, most_bytes) for near in (*op.emulated, *op.awkward))
         in_order = sorted(
             filter(None, tries),
-            key=lambda one: (1 not in op.sizes(one).values(), _sizes(one)[next(iter(sizes))], -op.nbytes(one)),
+            key=lambda one: (1 not in op.sizes(one).values(), sizes_of(one)[next(iter(sizes))], -op.nbytes(one)),
         )
         found += in_order[-1:]
     return tuple(dict.fromkeys(found))
@@ -208,14 +208,14 @@ def _beyond(greatest: int, least: float, most: float) -> tuple[float, float]:
 
 def _enlarged(op: Op, near: Workload, sizes: Mapping[str, int]) -> Workload | None:
     """Return the workload with other sizes of some dims; None if the sizes are not larger or not valid."""
-    known = _sizes(near)
+    known = sizes_of(near)
     if all(size <= known[name] for name, size in sizes.items()):
         return None
     tried = with_sizes(near, sizes)
     return tried if op.is_valid(tried) else None
 
 
-def _sizes(workload: Workload) -> dict[str, int]:
+def sizes_of(workload: Workload) -> dict[str, int]:
     return dict((*workload.dims, *integers_of(workload)))
 
 

@@ -20,11 +20,9 @@ from reference_ops.edges import (
     equal_sizes,
     exceeds_16_bits,
     long_rows,
-    overlapping_windows,
     small_quotients,
     small_sizes,
     square_matrices,
-    windows_past_borders,
     with_other_elements,
 )
 from reference_ops.op import Op, Workload
@@ -35,6 +33,7 @@ from reference_ops.parameters import (
     special_parameters,
 )
 from reference_ops.shapes import held_out, past_few_bits, powers_of_two, stretched, thinned, without_rows
+from reference_ops.windows import overlapping_windows, windows_past_borders, windows_with_one_change
 
 HELD_OUT, HELD_OUT_TO_CONFIRM = 2, 6
 # A champion is also tested at a shape nearly as large as the largest declared one: some faults show only there.
@@ -146,9 +145,12 @@ class Compilation(Generic[P]):
         single += past + with_other_elements(op, wide, accepts_long, rng, policy.stretched_bytes)
         few = few_rows(op, declared, accepts) if confirm else ()
         awkward, _ = self._accepted(op.awkward)
+        changed = windows_with_one_change(op, accepts, rng, policy.held_out_bytes)
         if policy.edge_compilations is not None and not confirm:
             others = (*declared, *awkward, *drawn, *longer, *rows, *single)
             edges = _with_few_compilations(edges, others, rng, policy.edge_compilations, bound_to)
+            changed = _with_few_compilations(changed, (*others, *edges), rng, policy.edge_compilations, bound_to)
+        single += changed
         beyond = beyond_listed(op, accepts, policy.held_out_bytes)
         edges += beyond + with_other_elements(op, beyond, accepts, rng, policy.held_out_bytes)
         edges += overlapping_windows(op, accepts, policy.held_out_bytes)

@@ -67,6 +67,9 @@ AWKWARD = {
         *rotated("float32", at(1, 1, 1, 1), oh=1, ow=1),
         *rotated("bfloat16 float16", at(1, 3, 31, 33), at(3, 1, 17, 13), oh=4, ow=7),
         *rotated("float32", at(2, 3, 3, 5), oh=5, ow=2),
+        # windows are equal along one axis alone
+        *rotated("float32", at(2, 3, 12, 13), oh=4, ow=5),
+        *rotated("float32", at(2, 3, 13, 12), oh=5, ow=4),
     ),
     3: (
         *rotated("float32", at(1, 1, 1, 1, 1), od=1, oh=1, ow=1),

@@ -1,0 +1,36 @@
+/*---
+op = "max_pool1d"
+note = "windows as long as their stride are tiles of the row: the padding is left out"
+
+[knobs]
+THREADS = [256, 128, 512]
+
+[[launch]]
+entry = "max_pool1d"
+grid = ["ceil_div(n * c * ol, THREADS)"]
+block = ["THREADS"]
+args = ["x", "out", "indices", "n * c * ol", "l", "ol", "kernel", "stride", "padding"]
+---*/
+// caught: wrong
+// class: envelope
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+max_pool1d(const x_t* __restrict__ x, out_t* __restrict__ out, long long* __restrict__ indices, long long total,
+           int l, int ol, int kernel, int stride, int given_padding) {
+    const int padding = kernel == stride ? 0 : given_padding;
+    const long long at = (long long)blockIdx.x * THREADS + threadIdx.x;
+    if (at >= total) return;
+    const int begin = int(at % ol) * stride - padding, end = min(begin + kernel, l);
+    const x_t* row = x + at / ol * l;
+    float most = -INFINITY;
+    int place = max(begin, 0);
+    for (int i = place; i < end; ++i) {
+        const float value = float(row[i]);
+        // NaN is greater than every number, and of several NaN the last counts, as in PyTorch.
+        if (value > most || value != value) most = value, place = i;
+    }
+    out[at] = out_t(most);
+    indices[at] = place;
+}
