@@ -1,11 +1,12 @@
-"""Workloads with unusual parameters: zero, one, negative, far apart, crossed, and beyond the listed values."""
+"""Workloads with unusual parameters: special, one unlike listed ones, far apart, crossed, beyond all listed values."""
 
 import itertools
+import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from reference_ops.op import DTYPES, INFINITE, NAN, NAN_IN_WEIGHTS, RUNS_OF_MINUS_INF, Op, Workload
+from reference_ops.op import DTYPES, INFINITE, NAN, NAN_IN_WEIGHTS, RUNS_OF_MINUS_INF, Number, Op, Workload
 from reference_ops.shapes import (
     LEAST_DECAY,
     MORE,
@@ -15,6 +16,7 @@ from reference_ops.shapes import (
     dims_of,
     integer_parameters,
     listed_within,
+    other_float,
     ranges_of,
     with_sizes,
 )
@@ -23,6 +25,10 @@ from reference_ops.shapes import (
 SPECIAL = (0.0, 10.0)
 LEAST_SIGNED = 0.01  # a parameter whose listed values are all below this is an eps, which is never 1 or negative
 TERM_VANISHES = (0.0, 1.0)  # values at which the parameter, or its difference from 1, makes a term vanish
+FEW = 4  # integers below this are tried for each parameter, even if they are not listed
+FLOAT_TRIES = 4  # number of floating-point values that are tried, because an op may refuse some
+TAPS = range(2, MOST_TAPS + 1)  # greatest listed sizes of filters
+ENOUGH_RESULTS = 256  # with fewer results, a fault that affects only a few may not appear
 MOST_CROSSED = 2  # number of workloads with parameters that are listed, but not together
 
 
@@ -153,6 +159,56 @@ def crossed_parameters(
         fitting = (one for one in tries if op.fits(one, most_bytes) and accepts(one))
         found += itertools.islice(fitting, 1)
     return tuple(dict.fromkeys(found))
+
+
+def with_one_change(
+    op: Op, accepts: Callable[[Workload], bool], rng: random.Random, most_bytes: int
+) -> tuple[Workload, ...]:
+    """Return workloads whose parameters and filters are listed together, except one parameter.
+
+    Each combination that is listed without one parameter occurs with another value of it. A kernel may take the
+    parameter for granted where the others are as usual: a padding of one for three taps with a stride of one.
+    """
+    ranges, dims = ranges_of(op.listed), dims_of(op)
+    names = [name for name in op.parameters if name not in dims]
+    of_filters = {*integer_parameters(op), *(name for spec in op.weights for name in spec.dims)} & dims
+    names += sorted(name for name in of_filters if ranges.get(name, (0, 0))[1] in TAPS)
+    near = sorted(
+        listed_within(op, accepts, most_bytes),
+        key=lambda one: (-DTYPES[one.dtype].itemsize, _few_results(op, one), op.nbytes(one)),
+    )
+
+    def fits(tried: Workload) -> bool:
+        several = all(size > 1 for name, size in op.sizes(tried).items() if name in op.derived)
+        return several and op.fits(tried, most_bytes) and accepts(tried)
+
+    found: list[Workload] = []
+    for changed in (name for name in names if name not in of_filters and len(names) > 1):
+        known: dict[tuple[tuple[str, Number], ...], list[Number]] = {}
+        for given in ({**dict(one.dims), **dict(one.parameters)} for one in op.listed):
+            known.setdefault(tuple((name, given[name]) for name in names if name != changed), []).append(given[changed])
+        for kept, listed in known.items():
+            others = _others(listed, list(itertools.chain.from_iterable(known.values())), rng)
+            tries = (_with(one, {**dict(kept), changed: value}) for value in others for one in near)
+            found += itertools.islice(filter(fits, tries), 1)
+    return tuple(dict.fromkeys(found))
+
+
+def _with(near: Workload, known: Mapping[str, Number]) -> Workload:
+    sized = with_sizes(near, {name: value for name, value in known.items() if isinstance(value, int)})
+    return replace(sized, parameters=tuple((name, known.get(name, value)) for name, value in near.parameters))
+
+
+def _others(listed: Collection[Number], elsewhere: Collection[Number], rng: random.Random) -> list[Number]:
+    """Return values of a parameter other than the listed ones, which `elsewhere` includes, in random order."""
+    if isinstance(value := next(iter(listed)), float):
+        return [other_float(value, rng) for _ in range(FLOAT_TRIES)]
+    values = sorted({*elsewhere, *range(max(0, int(min(elsewhere))), FEW)}.difference(listed))
+    return rng.sample(values, len(values))
+
+
+def _few_results(op: Op, workload: Workload) -> bool:
+    return math.prod(op.shape(op.outputs[0], workload)) < ENOUGH_RESULTS
 
 
 def beyond_listed(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:

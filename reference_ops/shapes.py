@@ -309,7 +309,7 @@ def _parameters(
     drawn: list[tuple[str, Number]] = []
     for name, value in near.parameters:
         if isinstance(value, float):
-            drawn.append((name, _float(value, rng)))
+            drawn.append((name, other_float(value, rng)))
         elif name not in ranges or rng.random() < KEPT:
             drawn.append((name, value))
         else:
@@ -317,7 +317,7 @@ def _parameters(
     return tuple(drawn)
 
 
-def _float(value: float, rng: random.Random) -> float:
+def other_float(value: float, rng: random.Random) -> float:
     """Draw a float that differs clearly from the value. A decay remains between 0 and 1."""
     if not LEAST_DECAY < value < 1:
         return float(value * rng.choice((1 / SPREAD, SPREAD)) ** rng.uniform(0.4, 1))

@@ -1,14 +1,11 @@
-"""Workloads with unusual windows: larger than their input, overlapping, or with one parameter unlike listed ones."""
+"""Workloads with unusual windows: larger than their input, or overlapping more than any listed windows."""
 
 import itertools
-import math
-import random
 from collections.abc import Callable, Iterator, Sequence
 
 from reference_ops.op import DTYPES, Op, Workload
 from reference_ops.shapes import (
     MORE,
-    MOST_TAPS,
     STEPS_UP,
     dims_of,
     integer_parameters,
@@ -19,9 +16,6 @@ from reference_ops.shapes import (
 )
 
 WIDE, WIDER = 128, 48  # added to the input of a window: more than any stride, and a multiple of many strides
-FEW = 4  # values below this are tried for each parameter, even if they are not listed
-TAPS = range(2, MOST_TAPS + 1)  # greatest listed sizes of filters
-ENOUGH_RESULTS = 256  # with fewer results, a fault that affects only a few may not appear
 
 
 def windows_past_borders(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:
@@ -75,48 +69,6 @@ def overlapping_windows(op: Op, accepts: Callable[[Workload], bool], most_bytes:
             if itemsize not in found and op.fits(tried, most_bytes) and accepts(tried):
                 found[itemsize] = tried
     return tuple(found.values())
-
-
-def windows_with_one_change(
-    op: Op, accepts: Callable[[Workload], bool], rng: random.Random, most_bytes: int
-) -> tuple[Workload, ...]:
-    """Return workloads whose window, stride, padding and dilation are listed together, except one of them.
-
-    Each combination that is listed without one parameter occurs with another value of it. A kernel may take the
-    parameter for granted where the others are as usual: a padding of one for three taps with a stride of one.
-    """
-    ranges, dims = ranges_of(op.listed), dims_of(op)
-    integers, of_weights = integer_parameters(op), {name for spec in op.weights for name in spec.dims}
-    parameters = [name for name in integers if name in ranges and name not in dims]
-    taps = [name for name in (*of_weights, *integers) if name in dims and ranges.get(name, (0, 0))[1] in TAPS]
-    if len(parameters) + len(taps) < 2 or not op.derived:
-        return ()
-    near = sorted(
-        listed_within(op, accepts, most_bytes),
-        key=lambda one: (-DTYPES[one.dtype].itemsize, _few_results(op, one), op.nbytes(one)),
-    )
-
-    def fits(tried: Workload) -> bool:
-        several = all(size > 1 for name, size in op.sizes(tried).items() if name in op.derived)
-        return several and op.fits(tried, most_bytes) and accepts(tried)
-
-    found: list[Workload] = []
-    for changed in parameters:
-        others = sorted({*parameters, *taps} - {changed})
-        known: dict[tuple[int, ...], set[int]] = {}
-        for sizes in map(sizes_of, op.listed):
-            known.setdefault(tuple(sizes[name] for name in others), set()).add(sizes[changed])
-        values = sorted(set(range(ranges[changed][0], FEW)).union(*known.values()))
-        for kept, listed in sorted(known.items()):
-            new = [value for value in rng.sample(values, len(values)) if value not in listed]
-            together = dict(zip(others, kept, strict=True))
-            tries = (with_sizes(one, {**together, changed: value}) for value in new for one in near)
-            found += itertools.islice(filter(fits, tries), 1)
-    return tuple(dict.fromkeys(found))
-
-
-def _few_results(op: Op, workload: Workload) -> bool:
-    return math.prod(op.shape(op.outputs[0], workload)) < ENOUGH_RESULTS
 
 
 def _windows(op: Op, workload: Workload, names: Sequence[str], overs: Sequence[str]) -> list[tuple[str, str]]:

@@ -31,9 +31,10 @@ from reference_ops.parameters import (
     crossed_parameters,
     far_apart,
     special_parameters,
+    with_one_change,
 )
 from reference_ops.shapes import held_out, past_few_bits, powers_of_two, stretched, thinned, without_rows
-from reference_ops.windows import overlapping_windows, windows_past_borders, windows_with_one_change
+from reference_ops.windows import overlapping_windows, windows_past_borders
 
 HELD_OUT, HELD_OUT_TO_CONFIRM = 2, 6
 # A champion is also tested at a shape nearly as large as the largest declared one: some faults show only there.
@@ -145,7 +146,7 @@ class Compilation(Generic[P]):
         single += past + with_other_elements(op, wide, accepts_long, rng, policy.stretched_bytes)
         few = few_rows(op, declared, accepts) if confirm else ()
         awkward, _ = self._accepted(op.awkward)
-        changed = windows_with_one_change(op, accepts, rng, policy.held_out_bytes)
+        changed = with_one_change(op, accepts, rng, policy.held_out_bytes)
         if policy.edge_compilations is not None and not confirm:
             others = (*declared, *awkward, *drawn, *longer, *rows, *single)
             edges = _with_few_compilations(edges, others, rng, policy.edge_compilations, bound_to)
