@@ -180,7 +180,8 @@ def errors_of(
     excess = torch.sub(pytorch_error, magnitude, alpha=scale.rounding).clamp_(min=0)
     limits = limits_of(norms([magnitude, off, pytorch_error, excess], magnitude.max()), tolerance, scale)
     del pytorch_error  # to save memory
-    least = magnitude.new_full((), limits.allowance.constant)
+    # beyond float32's range where results are nearly as large and PyTorch's error is, too
+    least = magnitude.new_full((), min(limits.allowance.constant, torch.finfo(magnitude.dtype).max))
     allowed = torch.add(least, magnitude, alpha=limits.allowance.of_result)
     return Errors(off, allowed, magnitude, excess, limits.size, limits.error, limits.yardstick, limits.finite)
 

@@ -168,6 +168,13 @@ def test_a_result_too_large_for_the_dtype_must_be_infinite() -> None:
     assert "not finite" in fault(torch.tensor([1.0, 65504.0]).half(), expected.half(), expected, Tolerance())
 
 
+@pytest.mark.parametrize(("share", "right"), [(0.5, True), (3.0, False)])
+def test_an_allowed_error_beyond_the_largest_number_still_limits_the_mean_error(share: float, right: bool) -> None:
+    expected = torch.full((64,), 1e38, dtype=torch.float64)
+    pytorch, actual = (expected * 1.5).float(), (expected * (1 - share)).float()
+    assert (fault(actual, pytorch, expected, Tolerance()) == "") is right
+
+
 @pytest.mark.parametrize(("others", "right"), [(1e-6, True), (1.0, False)], ids=["one", "all alike"])
 def test_a_mean_error_may_be_larger_with_fewer_elements(others: float, right: bool) -> None:
     """The kernel is off by three roundings, while PyTorch happens to be exact."""
