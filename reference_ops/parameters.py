@@ -167,7 +167,8 @@ def with_one_change(
     """Return workloads whose parameters and filters are listed together, except one parameter.
 
     Each combination that is listed without one parameter occurs with another value of it. A kernel may take the
-    parameter for granted where the others are as usual: a padding of one for three taps with a stride of one.
+    parameter for granted where the others are as usual: a padding of one for three taps with a stride of one. An
+    integer of which only one value is listed does not change, because it may be an axis.
     """
     ranges, dims = ranges_of(op.listed), dims_of(op)
     names = [name for name in op.parameters if name not in dims]
@@ -182,8 +183,9 @@ def with_one_change(
         several = all(size > 1 for name, size in op.sizes(tried).items() if name in op.derived)
         return several and op.fits(tried, most_bytes) and accepts(tried)
 
+    able = [name for name in names if name in ranges or isinstance(op.parameters.get(name), float)]
     found: list[Workload] = []
-    for changed in (name for name in names if name not in of_filters and len(names) > 1):
+    for changed in (name for name in able if name not in of_filters and len(names) > 1):
         known: dict[tuple[tuple[str, Number], ...], list[Number]] = {}
         for given in ({**dict(one.dims), **dict(one.parameters)} for one in op.listed):
             known.setdefault(tuple((name, given[name]) for name in names if name != changed), []).append(given[changed])

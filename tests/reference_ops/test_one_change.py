@@ -1,6 +1,7 @@
 """Workloads that differ from listed ones in a single parameter."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -64,6 +65,14 @@ def test_each_floating_point_parameter_is_changed_beside_each_listed_combination
         listed = {of(one, *others, parameter) for one in op.listed}
         new = {of(one, *others, parameter) for one in changed(op)} - listed
         assert {one[:-1] for one in listed} <= {one[:-1] for one in new}
+
+
+def test_an_integer_of_which_one_value_is_listed_does_not_change() -> None:
+    op = catalog.load("max_pool2d")
+    fixed = tuple(one for one in op.listed if known(one)["padding"] == 1)
+    of_one = replace(op, gpu=fixed, emulated=fixed, awkward=())
+    assert changed(of_one)
+    assert {known(one)["padding"] for one in changed(of_one)} == {1}
 
 
 def test_ops_with_a_single_parameter_or_none_have_no_changed_workloads() -> None:
