@@ -4,12 +4,12 @@ import torch
 from torch.nn import functional
 
 from reference_ops.arrangements import opposed
-from reference_ops.convolution._points import LONG_SUMS, out_size, product
+from reference_ops.convolution._points import LONG_SUMS, convolved, out_size, product
 from reference_ops.op import Op, Tolerance, rotated, tensors, workloads
 
 
 def conv1d(x: torch.Tensor, weight: torch.Tensor, stride: int, padding: int, dilation: int) -> torch.Tensor:
-    return functional.conv1d(x, weight, stride=stride, padding=padding, dilation=dilation)
+    return convolved(functional.conv1d, x, weight, stride=stride, padding=padding, dilation=dilation)
 
 
 def at(batch: int, channels: int, length: int, filters: int, taps: int) -> dict[str, int]:

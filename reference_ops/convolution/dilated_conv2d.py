@@ -4,12 +4,12 @@ import torch
 from torch.nn import functional
 
 from reference_ops.arrangements import opposed
-from reference_ops.convolution._points import LONG_SUMS, image, multiply_adds, product
+from reference_ops.convolution._points import LONG_SUMS, convolved, image, multiply_adds, product
 from reference_ops.op import Op, Tolerance, rotated, tensors, workloads
 
 
 def dilated_conv2d(x: torch.Tensor, weight: torch.Tensor, padding: int, dilation: int) -> torch.Tensor:
-    return functional.conv2d(x, weight, padding=padding, dilation=dilation)
+    return convolved(functional.conv2d, x, weight, padding=padding, dilation=dilation)
 
 
 op = Op(

@@ -70,3 +70,12 @@ def test_every_workload_has_bytes_to_move_and_operations(op: Op) -> None:
     for workload in (*op.gpu, *op.emulated, *op.awkward):
         assert op.least_bytes(workload) > 0
         assert op.flops(op.sizes(workload)) > 0
+
+
+def test_a_dilation_may_exceed_a_small_image_in_bfloat16() -> None:
+    op, known = catalog.load("dilated_conv2d"), {"padding": 7, "dilation": 10}
+    dims = {"batch": 7, "channels": 33, "height": 3, "width": 8, "filters": 16, "r": 2, "s": 3}
+    workload = Workload("bfloat16", tuple(dims.items()), tuple(known.items()))  # PyTorch alone crashes here
+    inputs = inputs_at(op, workload, 0, "cpu")
+    (expected,) = op.call({name: values.float() for name, values in inputs.items()}, workload)
+    assert torch.equal(op.call(inputs, workload)[0], expected.bfloat16())
