@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from reference_ops.op import DTYPES, Op, Workload
 from reference_ops.shapes import (
+    MANY_ELEMENTS,
     NEAREST,
     dims_of,
     integer_parameters,
@@ -27,7 +28,6 @@ EQUAL_TRIES = 12
 FEW_SIZES = 3  # number of sizes above which the number of rows need not equal another size
 EQUALS = (5, 6, 8, 12, 16, 24)
 QUOTIENTS, DIVISORS = (2, 3, 4), (2, 3, 4, 5)
-MANY_ELEMENTS = 256  # with fewer elements, a fault that affects only a few may not appear
 REACH = 17  # sizes below this are tried when a small size must follow from them
 RANK_OF_MATRICES = 2
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from reference_ops.op import DTYPES, INFINITE, NAN, NAN_IN_WEIGHTS, RUNS_OF_MINUS_INF, Number, Op, Workload
 from reference_ops.shapes import (
     LEAST_DECAY,
+    MANY_ELEMENTS,
     MORE,
     MOST_TAPS,
     NEAREST,
@@ -28,7 +29,6 @@ TERM_VANISHES = (0.0, 1.0)  # values at which the parameter, or its difference f
 FEW = 4  # integers below this are tried for each parameter, even if they are not listed
 FLOAT_TRIES = 16  # number of floating-point values that are tried, because an op may refuse smaller or larger ones
 TAPS = range(2, MOST_TAPS + 1)  # greatest listed sizes of filters
-ENOUGH_RESULTS = 256  # with fewer results, a fault that affects only a few may not appear
 MOST_CROSSED = 2  # number of workloads with parameters that are listed, but not together
 
 
@@ -210,7 +210,7 @@ def _others(listed: Collection[Number], elsewhere: Collection[Number], rng: rand
 
 
 def _few_results(op: Op, workload: Workload) -> bool:
-    return math.prod(op.shape(op.outputs[0], workload)) < ENOUGH_RESULTS
+    return math.prod(op.shape(op.outputs[0], workload)) < MANY_ELEMENTS
 
 
 def beyond_listed(op: Op, accepts: Callable[[Workload], bool], most_bytes: int) -> tuple[Workload, ...]:

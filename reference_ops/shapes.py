@@ -22,23 +22,21 @@ STRETCH_OF_IMAGES = (1.25, 1.5)  # range for each dim of an image, so that 224 x
 LESS = 0.95  # value of a multiple relative to a prime of almost the same size, which shows errors in tails, too
 # ratio of a size to the power of two below it, so that the prime below the size is beyond the power, too
 PAST_POWER = 1.02
-# tensors of more dims are volumes; 41**3, from the prime below 43, exceeds 2**16
-RANK_OF_VOLUMES, EDGE_OF_VOLUMES = 4, 43
+RANK_OF_VOLUMES, EDGE_OF_VOLUMES = 4, 43  # tensors of more dims; 41**3, from the prime below 43, exceeds 2**16
 EDGE_OF_PLANES, INDEX_DTYPE = 256, "int64"
 PAST_16_BITS = (66_000, 72_000)  # range of the size of a dim beyond 16 bits
 PAST_8_BITS = (263, 300)  # range of the size of a dim beyond 8 bits; the prime below the size is beyond 8 bits, too
 LONG, MANY = 1000, 48  # a dim with a listed size as long as this may be longer in use
 MOST_TAPS = 16  # greatest listed size of a filter; a dim of which larger sizes are listed is not a filter
 SPREAD = 30.0  # largest factor or divisor of a floating-point parameter, or of the distance of a decay from 1
+MANY_ELEMENTS = 256  # with fewer elements, a fault that affects only a few may not appear
 KEPT_BITS = 24  # differences of fewer bytes do not matter
 LARGE_MULTIPLE = 4096  # multiple of rows, for kernels whose `when` requires whole tiles
-# numbers of rows for tools that are a hundred times slower
-FEW_ROWS = (3, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+FEW_ROWS = (3, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # for tools that are a hundred times slower
 STEPS_UP = 8  # number of values above the least to try where an op requires more, such as half a window
 MORE = (1, 2, 10**6)  # divisors: the greatest listed parameter divided by each is added to it, plus one
 NEAREST = 3  # number of listed workloads of which another size is changed, too, where the op or the kernel requires it
-# a parameter from this value up to 1 is a decay, such as AdamW's betas, whose distance from 1 matters
-LEAST_DECAY = 0.5
+LEAST_DECAY = 0.5  # a parameter from this value up to 1 is a decay, whose distance from 1 matters
 
 
 def held_out(

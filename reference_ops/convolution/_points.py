@@ -63,12 +63,3 @@ def near_zero_bias(inputs: Tensors, _: torch.Generator) -> None:
 def same(names: str) -> dict[str, Callable[[Mapping[str, int]], int]]:
     """Return rules for dims of an output whose sizes are parameters."""
     return {name: product(name) for name in names.split()}
-
-
-def convolved(
-    convolve: Callable[..., torch.Tensor], x: torch.Tensor, weight: torch.Tensor, **known: int
-) -> torch.Tensor:
-    """Convolve, on the CPU in float32: with bfloat16, the process crashes if a dilation exceeds the image."""
-    if x.is_cpu and x.dtype == torch.bfloat16:
-        return convolve(x.float(), weight.float(), **known).to(x.dtype)
-    return convolve(x, weight, **known)

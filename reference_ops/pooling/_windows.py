@@ -5,13 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from reference_ops.op import Workload
 
 AXES = {1: ("l",), 2: ("h", "w"), 3: ("d", "h", "w")}
 Rule = Callable[[Mapping[str, int]], int]
-HALVES = (torch.float16, torch.bfloat16)
 
 
 def at(n: int, c: int, *sizes: int) -> dict[str, int]:
@@ -62,15 +59,3 @@ def fits(known: Mapping[str, Any]) -> bool:
 def fits_inside(known: Mapping[str, Any]) -> bool:
     """Return whether no window is larger than the input without padding, as PyTorch requires for averages in 3d."""
     return fits(known) and all(known[axis] >= known["kernel"] for axis in AXES[3])
-
-
-def in_float32_on_cpu(pool: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Make a pool compute in float32 on the CPU, where PyTorch lacks some 16-bit pools or sums in 16 bits."""
-
-    def pooled(x: torch.Tensor, *others: Any) -> torch.Tensor:
-        if x.is_cpu and x.dtype in HALVES:
-            wide = [other.float() if isinstance(other, torch.Tensor) else other for other in (x, *others)]
-            return pool(*wide).to(x.dtype)
-        return pool(x, *others)
-
-    return pooled

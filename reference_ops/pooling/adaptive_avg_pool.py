@@ -12,13 +12,12 @@ from reference_ops.pooling._windows import (
     AXES,
     as_given,
     at,
-    in_float32_on_cpu,
     inner,
     inner_sizes,
     outer,
     volume,
 )
-from reference_ops.precision import wide
+from reference_ops.precision import in_float32_on_cpu, wide
 
 ALL = "bfloat16 float32 float16"
 GPU: dict[int, tuple[Workload, ...]] = {

@@ -9,7 +9,6 @@ from reference_ops.pooling._windows import (
     at,
     fits,
     fits_inside,
-    in_float32_on_cpu,
     inner,
     inner_sizes,
     of_backward,
@@ -17,7 +16,7 @@ from reference_ops.pooling._windows import (
     outer_sizes,
     volume,
 )
-from reference_ops.precision import wide
+from reference_ops.precision import in_float32_on_cpu, wide
 
 ALL = "bfloat16 float32 float16"
 GPU: dict[int, tuple[Workload, ...]] = {
