@@ -14,6 +14,7 @@ import torch
 from reference_ops.op import (
     CLASHING,
     EXACT,
+    HEAVY_TAIL,
     INFINITE,
     INFINITE_WEIGHTS,
     LARGE,
@@ -374,7 +375,7 @@ DRAWS: dict[str, Draw] = {
     NORMAL: _normal,
     "uniform": _uniform,
     LARGE: _large,
-    "heavy_tail": _heavy_tail,
+    HEAVY_TAIL: _heavy_tail,
     SHIFTED: _shifted,
     MOVED: _moved,
     SHIFTED_COLUMNS: _shifted_columns,

@@ -49,10 +49,11 @@ DTYPES = {
 }
 
 # Distributions of inputs by name; `reference_ops.distributions` defines them.
-NORMAL, LARGE, SHIFTED, SHIFTED_COLUMNS = "normal", "large", "shifted", "shifted_columns"
+NORMAL, LARGE, HEAVY_TAIL = "normal", "large", "heavy_tail"
+SHIFTED, SHIFTED_COLUMNS = "shifted", "shifted_columns"
 MOVED, EXACT = "moved", "integers"
 MIXED = "mixed"  # not a distribution: rows are drawn from all distributions in turn
-COMMON = ("uniform", LARGE, "heavy_tail", SHIFTED, "constant", "tiny")  # distributions for any op on real numbers
+COMMON = ("uniform", LARGE, HEAVY_TAIL, SHIFTED, "constant", "tiny")  # distributions for any op on real numbers
 OF_PRODUCTS = (*COMMON, "faint")  # distributions for sums of products
 OF_BATCHES = (*COMMON, SHIFTED_COLUMNS)  # distributions for statistics over the first dim
 DISTRIBUTIONS = (NORMAL, *OF_BATCHES, "faint", MOVED, EXACT, "masked", "ties", "vast", "far_below")
@@ -232,6 +233,11 @@ class Op:
     def listed(self) -> tuple[Workload, ...]:
         """All workloads that the op's file lists."""
         return (*self.gpu, *self.emulated, *self.awkward)
+
+    def has_unlisted_number(self, workload: Workload) -> bool:
+        """Return whether a floating-point parameter of a workload has a value that the op's file does not list."""
+        listed = {parameter for place in self.listed for parameter in place.parameters}
+        return any(isinstance(pair[1], float) and pair not in listed for pair in workload.parameters)
 
     @property
     def dtypes(self) -> tuple[str, ...]:

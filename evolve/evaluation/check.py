@@ -344,9 +344,7 @@ def _mixtures(op: Op, workload: Workload) -> int:
 
     Such a value matters only on few distributions, and with few rows, one mixture contains few of these.
     """
-    listed = {parameter for place in op.listed for parameter in place.parameters}
-    unlisted = any(isinstance(pair[1], float) and pair not in listed for pair in workload.parameters)
-    return mixtures_needed(op, workload) if unlisted else 1
+    return mixtures_needed(op, workload) if op.has_unlisted_number(workload) else 1
 
 
 def _raw(buffers: Mapping[str, Buffer], names: Iterable[str]) -> list[torch.Tensor]:

@@ -17,6 +17,7 @@ from evolve.evaluation.gelu_of_infinity import GeluOfInfinity
 from reference_ops.inputs import RowGroup, inputs_at, row_groups, similar_seeds
 from reference_ops.op import (
     CLASHING,
+    HEAVY_TAIL,
     INFINITE,
     INFINITE_WEIGHTS,
     MEETING,
@@ -176,7 +177,10 @@ class Truth:
         first = self.op.varied[0]
         sequence = not self.op.by_rows and self.op.outputs[index].dims[:1] == first.dims[:1]
         steps = self.op.shape(first, self.workload)[0] if sequence and first.dims else 1
-        found = summed(terms, alike=group.alike, running=self.op.tolerance.running)
+        # A small scale, which no distribution allows for, makes the terms of such a row alike except for a few large
+        # ones. With a warp per row, the error was then 37 roundings of a sum of 5,768 terms.
+        scaled = group.values == HEAVY_TAIL and self.op.has_unlisted_number(self.workload)
+        found = summed(terms, alike=group.alike or scaled, running=self.op.tolerance.running)
         lost = lost_by_atomics(terms) if self.op.tolerance.sums and group.values == SUBNORMAL else 0.0
         recurrent = sequence and self.op.tolerance.recurrent
         return replace(found, vanishing=group.vanishing, steps=steps, lost=lost, recurrent=recurrent)

@@ -249,6 +249,26 @@ def test_a_row_divided_by_its_norm_has_right_gradients_in_any_order_of_products(
         assert not truth(op, workload, "heavy_tail", 3, inputs).fault(0, found)
 
 
+@pytest.mark.parametrize(("scale", "alike"), [(0.0128, True), (0.125, False)], ids=["not listed", "listed"])
+def test_a_warp_may_lose_small_terms_next_to_large_ones_where_a_small_scale_makes_them_alike(
+    scale: float, alike: bool
+) -> None:
+    op = catalog.load("causal_softmax")
+    sizes = (("batch", 1), ("heads", 1), ("queries", 19), ("keys", 5760))
+    workload = replace(op.emulated[0], dtype="float32", dims=sizes, parameters=(("scale", scale),))
+    inputs = inputs_at(op, workload, 3, "cpu", "heavy_tail")
+    scores = inputs["x"][0, 0] * scale
+    terms = torch.exp(scores - scores.amax(-1, keepdim=True))
+    lanes = torch.zeros(19, 32)
+    for of_lanes in terms.view(19, -1, 32).unbind(1):
+        lanes += of_lanes
+    lost = float((lanes.double().sum(1) / terms.double().sum(1) - 1).square().mean().sqrt())
+    allowed = truth(op, workload, "heavy_tail", 3, inputs).sums(0, RowGroup("heavy_tail")).unit
+    assert lost < allowed
+    assert (lost > 5 * UNIT) is alike
+    assert (allowed > 30 * UNIT) is alike
+
+
 def test_only_a_sequence_has_steps() -> None:
     for name, sizes, steps in (("lstm", {"out": 4, "h_n": 1, "c_n": 1}, 4), ("softmax", {"out": 1}, 1)):
         op = catalog.load(name)

@@ -4,7 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from evolve.export.template.calls import ALIGNMENT
 from evolve.export.template.drawn import SIZES, Draw, Drawn, call
 
 Recipe = Callable[[Draw], Drawn]
@@ -283,12 +285,18 @@ def _attention(draw: Draw) -> Drawn:
     length, dim = draw.choice([1, 7, 33]), draw.choice([8, 16])
     keys = draw.choice([length, length, 5])
     causal = draw.choice([True, False])
-    tensors = [draw.tensor(2, count, size, dim) for count, size in ((heads, length), (shared, keys), (shared, keys))]
+    sizes = (heads, length), (shared, keys), (shared, keys)
+    tensors = [_aligned(draw.tensor(2, count, size, dim)) for count, size in sizes]
     if not causal and not draw.choice(range(4)):
         mask = draw.choice([draw.integers(2, length, keys).bool(), draw.tensor(length, keys)])
         return call(*tensors, attn_mask=mask, enable_gqa=heads != shared)
     scale = draw.choice([None, None, 1.0, 0.25])
     return call(*tensors, is_causal=causal, enable_gqa=heads != shared, scale=scale)
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """Return the tensor at an aligned address: at others, PyTorch's own attention in float32 ends the GPU's context."""
+    return x.clone() if x.storage_offset() * x.itemsize % ALIGNMENT else x
 
 
 def _embedding(draw: Draw) -> Drawn:
