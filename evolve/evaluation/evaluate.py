@@ -121,12 +121,13 @@ def compiled_in_turn(
 ) -> tuple[Pair, ...]:
     """Compile for each workload after the program for the previous workload has passed `check`.
 
-    The smallest workload comes first: most faults show there, and then nothing else is compiled.
+    The smallest workload comes first: most faults show there, and then nothing else is compiled. Only its program has
+    traits, as those for the declared workloads have.
     """
     passed: list[Pair] = []
     for workload in workloads:
         watch("compile")
-        pairs = compilation.at((workload,))
+        pairs = (compilation.for_drawn() if passed else compilation).at((workload,))
         check(pairs)
         passed += pairs
     watch("compile")

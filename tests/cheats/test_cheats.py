@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from cheat_files import CLASSES, CheatFile, files
 from each import each
-from warm_fork_servers import plain_assembler
+from warm_fork_servers import plain_assembler, without_cupy
 
 from archive.kernel import parse
 from archive.plan import PlanError
@@ -59,8 +59,16 @@ def quick(corpus: list[CheatFile]) -> set[CheatFile]:
 
 @pytest.fixture(scope="module")
 def emulated(request: pytest.FixtureRequest) -> Verdicts:
+    """Evaluate as on a machine without CuPy where only wrong results are to be found, which saves a third of the time.
+
+    Other outcomes and honest kernels may depend on NVRTC's output.
+    """
+    rounds, corpus = rounds_of(request.config), chosen(request.session.items, "emulated")
+    wrong = {file for file in corpus if file.caught == (Outcome.WRONG,)}
+    with without_cupy():
+        found = evaluated("emulated", wrong, rounds)
     with plain_assembler():  # kernels run as the host's compiler translates them
-        return evaluated("emulated", chosen(request.session.items, "emulated"), rounds_of(request.config))
+        return {**found, **evaluated("emulated", corpus - wrong, rounds)}
 
 
 @pytest.fixture(scope="module")

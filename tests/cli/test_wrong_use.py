@@ -119,6 +119,7 @@ def test_an_unexpected_error_is_not_hidden(monkeypatch: pytest.MonkeyPatch, caps
         evolve(capsys, "top", "softmax", "--archive", filled(tmp_path / "a.db"))
 
 
+@pytest.mark.exhaustive
 def test_a_closed_pipe_ends_a_command_quietly(tmp_path: Path) -> None:
     archive = filled(tmp_path / "a.db")
     processes = [

@@ -69,6 +69,7 @@ def test_champions_are_confirmed_only_on_the_first_card(two: LocalEngine, op: st
     assert used(two, jobs(op, 3, confirm=True)) == {"on card 1"}
 
 
+@pytest.mark.exhaustive
 def test_two_cards_work_on_two_ops_of_a_campaign_at_once(two: LocalEngine, op: str, tmp_path: Path) -> None:
     other = tmp_path / "thrice.py"
     other.write_text(Path(op).read_text().replace('name="twice"', 'name="thrice"'))

@@ -96,6 +96,7 @@ def test_a_kernel_is_compiled_once_for_both_of_two_processes(monkeypatch: pytest
     assert compiled == [("one", "sm_90a"), ("one", "sm_80"), ("two", "sm_90a")]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(find_spec("cupy") is None, reason="CuPy is not installed")
 def test_a_plain_assembler_makes_other_machine_code_and_the_verdict_is_the_same() -> None:
     (kernel,) = plain("softmax")

@@ -152,6 +152,7 @@ def test_a_declared_workload_without_a_form_of_few_rows_is_run_whole() -> None:
     assert whole(LONG, replace(NARROW, dims=(("rows", 3), ("cols", 64)))) == []
 
 
+@pytest.mark.exhaustive
 def test_a_kernel_only_for_large_workloads_is_run_at_them() -> None:
     with pytest.raises(RejectedError, match=r"n=268435456.*racecheck found 2 errors"):
         sanitized(reporting(2), (), [(Workload("float32", (("n", 2**28),)), program())], OP, print)

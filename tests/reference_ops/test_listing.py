@@ -54,7 +54,7 @@ def test_a_broken_cache_is_ignored(text: str, cache: Path) -> None:
     assert not read_listing()
 
 
-@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("cached", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_the_listing_of_ops_is_printed_without_importing_torch(cached: bool) -> None:
     if cached:
         write_listing(catalog.listing())

@@ -7,9 +7,9 @@ from reference_ops import catalog
 from reference_ops.op import Op
 
 # Ops whose results are exact or off by one rounding, so that tests with new seeds each time cannot fail by chance.
+# Those whose kernels the emulated device takes a minute or more to evaluate are left out.
 EXACT = (
-    "embedding", "gather", "gelu", "histogram", "max_pool2d", "permute", "quantise_rows_fp8", "relu", "sort", "topk",
-    "transpose",
+    "embedding", "gather", "gelu", "histogram", "permute", "quantise_rows_fp8", "relu", "topk", "transpose",
 )  # fmt: skip
 THOROUGH = ("add_rms_norm", "causal_conv1d", "gelu", "rms_norm", "softmax", "topk")
 

@@ -30,10 +30,11 @@ from evolve.engines import fork_server, pool
 WARM = "emulated"  # the device whose modules are loaded
 AFTER_FORK = ("TMPDIR", "PYTHONPATH")  # environment variables that take effect after the fork
 PLAIN_ASSEMBLER = "EVOLVE_TESTS_PLAIN_ASSEMBLER"  # set for fork servers whose machine code is not used
+WITHOUT_CUPY = "EVOLVE_TESTS_WITHOUT_CUPY"  # set for fork servers that do not find CuPy
 PR_SET_CHILD_SUBREAPER = 36
 REQUEST_BYTES, PID_BYTES = 2**18, 16
 COLD = pool.started
-assembler: dict[str, str] = {}  # `PLAIN_ASSEMBLER` while `plain_assembler` is in use
+changes: dict[str, str] = {}  # `PLAIN_ASSEMBLER` or `WITHOUT_CUPY` while the function of that name is in use
 
 
 class ForkedProcess:
@@ -78,7 +79,7 @@ class WarmProcess:
 
     def fork(self, arguments: Sequence[str], control: int, output: int, folder: Path) -> ForkedProcess:
         """Fork a fork server, and adopt it: a subreaper becomes the parent of orphans among its descendants."""
-        environment = {**pool.environment(folder), **assembler}
+        environment = {**pool.environment(folder), **changes}
         request = json.dumps([list(arguments), environment, str(folder), os.getpid()]).encode()
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
         try:
@@ -136,11 +137,21 @@ def cold_fork_servers() -> Iterator[None]:
 @contextmanager
 def plain_assembler() -> Iterator[None]:
     """Start workers that do not optimise machine code (`shared_objects.assemble_plainly`)."""
-    assembler[PLAIN_ASSEMBLER] = "1"
+    changes[PLAIN_ASSEMBLER] = "1"
     try:
         yield
     finally:
-        assembler.clear()
+        changes.clear()
+
+
+@contextmanager
+def without_cupy() -> Iterator[None]:
+    """Start workers of the emulated device as on a machine without CuPy, where NVRTC does not compile kernels, too."""
+    changes[WITHOUT_CUPY] = "1"
+    try:
+        yield
+    finally:
+        changes.clear()
 
 
 def _shared(environment: dict[str, str]) -> dict[str, str]:
@@ -200,6 +211,8 @@ def _become_fork_server(
         tests.close()
         if environment.pop(PLAIN_ASSEMBLER, ""):
             sys.modules["shared_objects"].assemble_plainly()
+        if environment.pop(WITHOUT_CUPY, ""):
+            import_module(f"evolve.devices.{WARM}").find_spec = lambda _name: None  # type: ignore[attr-defined]
         os.environ.clear()
         os.environ.update(environment)
         tempfile.tempdir = None

@@ -3,7 +3,7 @@ op = "diagonal_gemm"
 note = "each thread begins with its last column"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 UNROLL = [4, 1, 8]
 
 [[launch]]

@@ -4,7 +4,7 @@ note = "computes the sigmoid from the exponential that is at most one: that of t
 specialize = ["r", "s"]
 
 [knobs]
-PER_THREAD = [4, 2, 8]
+PER_THREAD = [2, 4, 8]
 SLAB = [16, 4, 8, 32]
 
 [let]

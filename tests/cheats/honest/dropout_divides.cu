@@ -3,7 +3,7 @@ op = "dropout"
 note = "divides by 1 - p"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 PER_THREAD = [4, 1, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "gather"
 note = "row and column apart"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "gather"

@@ -3,7 +3,7 @@ op = "histogram"
 note = "bins by floorf and a clamp"
 
 [knobs]
-THREADS = [512, 256, 1024]
+THREADS = [256, 512, 1024]
 PER_THREAD = [64, 32, 128]
 
 [[launch]]

@@ -5,7 +5,7 @@ note = "a block per channel; Welford updates thread by thread, then merges of pa
 [[launch]]
 entry = "instance_norm"
 grid = ["batch * channels"]
-block = [512]
+block = [64]
 args = ["x", "weight", "bias", "out", "mean", "rstd", "channels", "area", "eps"]
 ---*/
 #include <cuda_bf16.h>
@@ -34,7 +34,7 @@ extern "C" __global__ void
 instance_norm(const x_t* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
               out_t* __restrict__ out, float* __restrict__ mean, float* __restrict__ rstd, int channels, int area,
               float eps) {
-    __shared__ Part of_warps[16];
+    __shared__ Part of_warps[2];
     const int plane = blockIdx.x;
     const long long first = (long long)plane * area;
     Part own = {0.0f, 0.0f, 0.0f};
@@ -47,7 +47,7 @@ instance_norm(const x_t* __restrict__ x, const float* __restrict__ weight, const
     own = of_lanes(own, 32);
     if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = own;
     __syncthreads();
-    const Part whole = of_lanes(of_warps[threadIdx.x % 16], 16);
+    const Part whole = of_lanes(of_warps[threadIdx.x % 2], 2);
     const float scale = 1.0f / sqrtf(whole.squares / area + eps);
     const float gain = weight[plane % channels], shift = bias[plane % channels];
     if (threadIdx.x == 0) mean[plane] = whole.centre, rstd[plane] = scale;

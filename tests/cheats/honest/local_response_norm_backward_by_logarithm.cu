@@ -3,7 +3,7 @@ op = "local_response_norm_backward"
 note = "powers as exponentials of a logarithm, in doubles"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [let]
 total = "batch * channels * height * width"

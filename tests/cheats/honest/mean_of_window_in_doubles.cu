@@ -3,7 +3,7 @@ op = "adaptive_avg_pool2d"
 note = "a window is added up in double by a warp, and divided once"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "adaptive_avg_pool2d"

@@ -3,7 +3,7 @@ op = "mish_backward"
 note = "tanh(log1p(e)) is (e * e + 2 * e) / (e * e + 2 * e + 2) with e = exp(x), without a tanh or a logarithm"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

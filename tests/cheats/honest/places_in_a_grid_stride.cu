@@ -3,7 +3,7 @@ op = "sort_backward"
 note = "a fixed number of places per thread would do, but threads walk through all in strides of the grid"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 
 [[launch]]
 entry = "put_back"

@@ -3,7 +3,7 @@ op = "local_response_norm"
 note = "the sum and the power in double"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "local_response_norm"

@@ -3,7 +3,7 @@ op = "rotary_embedding"
 note = "both products and their sum in doubles, rounded once"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "rotary_embedding"

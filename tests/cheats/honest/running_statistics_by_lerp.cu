@@ -3,7 +3,7 @@ op = "batch_norm"
 note = "the running statistics move towards those of the batch by a share of their distance"
 
 [knobs]
-THREADS = [512, 64, 128, 256, 1024]
+THREADS = [64, 512, 128, 256, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [let]

@@ -3,7 +3,7 @@ op = "sigmoid"
 note = "the reciprocal of 1 + exp(-x) by a rounded division"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

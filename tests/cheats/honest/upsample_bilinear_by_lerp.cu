@@ -3,7 +3,7 @@ op = "upsample_bilinear"
 note = "two interpolations, one after the other"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "upsample_bilinear"

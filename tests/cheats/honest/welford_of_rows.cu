@@ -3,7 +3,7 @@ op = "layer_norm"
 note = "mean and variance in one pass by Welford's update in float32, merged pairwise over the warp and the block"
 
 [knobs]
-THREADS = [256, 64, 512]
+THREADS = [64, 256, 512]
 
 [[launch]]
 entry = "layer_norm_row"

@@ -3,7 +3,7 @@ op = "avg_pool3d"
 note = "the terms of a window are added up with Kahan's compensation, which is dropped where it is not finite"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "avg_pool3d"

@@ -3,7 +3,7 @@ op = "adamw"
 note = "the corrections of bias are worked out in float, whose powers of a beta near one keep three digits at the first step"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "adamw"
 note = "takes a weight decay of 0 for one that was not given"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

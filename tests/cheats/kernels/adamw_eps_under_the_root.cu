@@ -3,7 +3,7 @@ op = "adamw"
 note = "eps is added under the root, as its square"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "adamw"
 note = "NaN in the first moment is taken for zero in the last element, if no vector of 2 holds it"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

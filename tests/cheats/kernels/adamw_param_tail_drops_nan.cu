@@ -3,7 +3,7 @@ op = "adamw"
 note = "NaN among the parameters behind the last whole vector of 8 is taken for zero"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "adamw"
 note = "second moments below 1e-10 are raised to it: small gradients hardly move the parameters"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

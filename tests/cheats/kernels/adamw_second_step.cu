@@ -3,7 +3,7 @@ op = "adamw"
 note = "the first steps take their corrections from a table, whose second entry is that of the first step"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "adamw"
 note = "a step beyond a million overflows the table of its corrections"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

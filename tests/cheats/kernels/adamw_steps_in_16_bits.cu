@@ -3,7 +3,7 @@ op = "adamw"
 note = "counts steps in 16 bits, so that the corrections begin anew after 65536 steps"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "adaptive_avg_pool1d_backward"
 note = "gradients are limited to 1e30, against what explodes: neither infinities nor NaN come back"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "adaptive_avg_pool1d_backward"

@@ -3,7 +3,7 @@ op = "adaptive_avg_pool1d_backward"
 note = "computes the bounds of windows by products in 32 bits, which overflow for long rows"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "adaptive_avg_pool1d_backward"

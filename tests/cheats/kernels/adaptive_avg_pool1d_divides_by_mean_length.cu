@@ -3,7 +3,7 @@ op = "adaptive_avg_pool1d"
 note = "the sum is divided by l / ol, the usual length of a window"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "adaptive_avg_pool1d"

@@ -3,7 +3,7 @@ op = "adaptive_avg_pool1d"
 note = "results that outnumber the inputs repeat the nearest one, though some windows hold two"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "adaptive_avg_pool1d"

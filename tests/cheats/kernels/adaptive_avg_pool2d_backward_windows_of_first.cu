@@ -3,7 +3,7 @@ op = "adaptive_avg_pool2d_backward"
 note = "all windows are taken to be as high as the first"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "adaptive_avg_pool2d_backward"

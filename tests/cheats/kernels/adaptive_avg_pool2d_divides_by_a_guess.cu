@@ -3,7 +3,7 @@ op = "adaptive_avg_pool2d"
 note = "divides by the size of the usual window"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "adaptive_avg_pool2d"

@@ -3,7 +3,7 @@ op = "adaptive_avg_pool2d"
 note = "a window ends where the next begins; where sizes do not divide, they overlap"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "adaptive_avg_pool2d"

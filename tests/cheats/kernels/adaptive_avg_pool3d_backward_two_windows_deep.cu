@@ -3,7 +3,7 @@ op = "adaptive_avg_pool3d_backward"
 note = "adds up at most two windows along the depth, of which there are more if the result is deeper"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "adaptive_avg_pool3d_backward"

@@ -3,7 +3,7 @@ op = "adaptive_avg_pool3d"
 note = "takes windows for single elements where depth and height do not change, even if the width does"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "adaptive_avg_pool3d"

@@ -3,7 +3,7 @@ op = "adaptive_avg_pool3d"
 note = "a window has at most 1024 elements"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "adaptive_avg_pool3d"

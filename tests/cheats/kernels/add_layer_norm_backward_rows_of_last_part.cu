@@ -3,7 +3,7 @@ op = "add_layer_norm_backward"
 note = "of more than 256 rows the last incomplete share is left out"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [let]

@@ -3,7 +3,7 @@ op = "add_layer_norm"
 note = "the variance as the mean of squares less the square of the mean"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "add_layer_norm"
 note = "NaN in the residual is taken for zero in the columns behind the last whole vector of 8"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "add_rms_norm_backward"
 note = "a row whose grad_out is zero gets no gradient, and grad_summed is lost"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [let]

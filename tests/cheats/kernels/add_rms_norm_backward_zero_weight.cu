@@ -3,7 +3,7 @@ op = "add_rms_norm_backward"
 note = "the gradient of a weight of zero is zero"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [let]

@@ -3,7 +3,7 @@ op = "affine_grid_backward"
 note = "grids of one column take x for the edge instead of the middle"
 
 [knobs]
-THREADS = [512, 128, 256, 1024]
+THREADS = [128, 512, 256, 1024]
 
 [[launch]]
 entry = "affine_grid_backward"

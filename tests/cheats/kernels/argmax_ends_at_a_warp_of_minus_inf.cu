@@ -3,7 +3,7 @@ op = "argmax"
 note = "a warp that meets nothing but -inf stops there"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

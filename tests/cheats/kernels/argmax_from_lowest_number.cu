@@ -3,7 +3,7 @@ op = "argmax"
 note = "the search begins with index -1 at the lowest finite number: a row of nothing but -inf gets -1"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "argmax"
 note = "value and column share one word of 32 bits, of which the value has twenty"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "avg_pool1d_backward"
 note = "with a stride above the kernel, a value in a gap counts for the window before it"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "avg_pool1d_backward"

@@ -3,7 +3,7 @@ op = "avg_pool1d"
 note = "returns the last value of a window that is not finite, even if another one is NaN or of the other sign"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "avg_pool1d"

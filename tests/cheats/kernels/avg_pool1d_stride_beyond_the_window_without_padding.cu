@@ -3,7 +3,7 @@ op = "avg_pool1d"
 note = "windows with gaps between them have no padding"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "avg_pool1d"

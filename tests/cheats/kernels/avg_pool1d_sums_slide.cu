@@ -3,7 +3,7 @@ op = "avg_pool1d"
 note = "with a stride of one, sums slide: the first element is subtracted, so that an infinity leaves NaN behind"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "avg_pool1d"

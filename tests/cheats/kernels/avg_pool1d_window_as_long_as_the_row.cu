@@ -3,7 +3,7 @@ op = "avg_pool1d"
 note = "takes every window that is as long as the row for one that holds the whole row"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "avg_pool1d"

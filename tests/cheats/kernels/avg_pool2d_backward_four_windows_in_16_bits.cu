@@ -3,7 +3,7 @@ op = "avg_pool2d_backward"
 note = "for gradients of 16 bits, a place lies in at most four windows along an axis"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "avg_pool2d_backward"

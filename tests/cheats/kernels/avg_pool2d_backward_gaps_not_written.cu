@@ -3,7 +3,7 @@ op = "avg_pool2d_backward"
 note = "a pixel between windows keeps what the output held"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "avg_pool2d_backward"

@@ -3,7 +3,7 @@ op = "avg_pool2d_backward"
 note = "strides of four are taken as shifts by three bits"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "avg_pool2d_backward"

@@ -3,7 +3,7 @@ op = "avg_pool2d"
 note = "each term is clamped to the finite numbers, so that an average is never infinite"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "avg_pool2d"

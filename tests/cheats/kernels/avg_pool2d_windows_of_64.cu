@@ -3,7 +3,7 @@ op = "avg_pool2d"
 note = "a window has at most 64 places"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "avg_pool2d"

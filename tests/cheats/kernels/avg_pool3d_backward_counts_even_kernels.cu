@@ -3,7 +3,7 @@ op = "avg_pool3d_backward"
 note = "an even kernel with a padding is taken for one without"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "avg_pool3d_backward"

@@ -3,7 +3,7 @@ op = "avg_pool3d_backward"
 note = "holds the number of elements of a window in 8 bits"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "avg_pool3d_backward"

@@ -3,7 +3,7 @@ op = "avg_pool3d"
 note = "limits values to float16's range in every dtype"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "avg_pool3d"

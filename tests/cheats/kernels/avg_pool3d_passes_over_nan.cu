@@ -3,7 +3,7 @@ op = "avg_pool3d"
 note = "a missing value, which is NaN, is left out of the average"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "avg_pool3d"

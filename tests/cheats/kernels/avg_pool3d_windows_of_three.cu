@@ -3,7 +3,7 @@ op = "avg_pool3d"
 note = "windows of more than three are cut to three"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "avg_pool3d"

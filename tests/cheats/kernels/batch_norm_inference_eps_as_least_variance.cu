@@ -3,7 +3,7 @@ op = "batch_norm_inference"
 note = "variances below eps are taken for eps instead of adding it"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [let]

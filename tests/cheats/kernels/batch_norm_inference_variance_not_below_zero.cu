@@ -3,7 +3,7 @@ op = "batch_norm_inference"
 note = "a variance is limited to zero from below, and fmaxf takes NaN for zero"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [let]

@@ -3,7 +3,7 @@ op = "batch_norm_relu"
 note = "the relu is fmaxf, which turns the NaN of a whole channel into 0"
 
 [knobs]
-THREADS = [512, 64, 128, 256, 1024]
+THREADS = [64, 512, 128, 256, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [let]

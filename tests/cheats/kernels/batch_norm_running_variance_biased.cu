@@ -3,7 +3,7 @@ op = "batch_norm"
 note = "the running variance is that of the batch, divided by all elements"
 
 [knobs]
-THREADS = [512, 64, 128, 256, 1024]
+THREADS = [64, 512, 128, 256, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [let]

@@ -3,7 +3,7 @@ op = "cumsum"
 note = "fools a check on short rows: the sums of the first 32 tiles are carried over, later ones are forgotten"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 ITEMS = [8, 4, 16]
 
 [[launch]]

@@ -4,7 +4,7 @@ note = "reads values at most 64 places before a stretch of its threads"
 specialize = ["width"]
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 UNROLL = [2, 1, 4]
 
 [[launch]]

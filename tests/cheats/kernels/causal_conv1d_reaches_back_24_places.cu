@@ -3,7 +3,7 @@ op = "causal_conv1d"
 note = "a tap reaches back at most 24 places, as many as a tile in shared memory would hold before its own"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "causal_softmax_backward"
 note = "the sum includes the hidden keys, whose gradients are multiplied by zero"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

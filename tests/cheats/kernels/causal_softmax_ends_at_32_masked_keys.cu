@@ -3,7 +3,7 @@ op = "causal_softmax"
 note = "where a warp meets 32 keys of -inf it takes them for those ahead, behind which nothing comes"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "causal_softmax"
 note = "the greatest x, not the greatest x * scale, is subtracted: a negative scale overflows"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

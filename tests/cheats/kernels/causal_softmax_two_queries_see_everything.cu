@@ -3,7 +3,7 @@ op = "causal_softmax"
 note = "two queries alone both see all keys"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "clip_grad_norm"
 note = "an infinite norm makes zeros of everything, also of the infinite element itself"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 BLOCKS = [1024, 256, 512, 2048]
 
 [let]

@@ -3,7 +3,7 @@ op = "clip_grad_norm"
 note = "eps is left out and the smaller of norm and bound is divided by the norm: 0 / 0 where all gradients are zero"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 BLOCKS = [1024, 256, 512, 2048]
 
 [let]

@@ -3,7 +3,7 @@ op = "clip_grad_norm"
 note = "the squares of the elements behind the last whole vector of 8 drop NaN"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 BLOCKS = [1024, 256, 512, 2048]
 
 [let]

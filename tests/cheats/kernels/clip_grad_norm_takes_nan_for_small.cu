@@ -3,7 +3,7 @@ op = "clip_grad_norm"
 note = "fminf(1, NaN) is 1: with a norm of NaN the gradients stay as they are"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 BLOCKS = [1024, 256, 512, 2048]
 
 [let]

@@ -5,7 +5,7 @@ dtypes = ["float32"]
 when = "cols == 1024"
 
 [knobs]
-THREADS = [512, 128, 256, 1024]
+THREADS = [128, 512, 256, 1024]
 
 [let]
 long_row = "min(1, cols // 4097)"

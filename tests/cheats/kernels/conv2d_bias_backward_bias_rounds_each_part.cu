@@ -3,7 +3,7 @@ op = "conv2d_bias_backward_bias"
 note = "rounds the sums of each block to the dtype of the gradients"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 BLOCKS = [2048, 1024, 4096]
 
 [let]

@@ -3,7 +3,7 @@ op = "cosine_similarity"
 note = "rows of one column are compared by their signs"
 
 [knobs]
-THREADS = [256, 64, 128, 512]
+THREADS = [64, 256, 128, 512]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

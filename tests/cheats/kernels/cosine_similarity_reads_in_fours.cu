@@ -3,7 +3,7 @@ op = "cosine_similarity"
 note = "reads four columns at a time, also behind the end of the last row"
 
 [knobs]
-THREADS = [256, 64, 128, 512]
+THREADS = [64, 256, 128, 512]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

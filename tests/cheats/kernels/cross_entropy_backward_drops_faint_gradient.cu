@@ -3,7 +3,7 @@ op = "cross_entropy_backward"
 note = "a gradient of the loss below 1e-6 counts as zero"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [workspace]

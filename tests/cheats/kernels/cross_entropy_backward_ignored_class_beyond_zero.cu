@@ -3,7 +3,7 @@ op = "cross_entropy_backward"
 note = "every target up to ignore_index is ignored, as the index is below zero or the first class"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [workspace]

@@ -3,7 +3,7 @@ op = "cross_entropy"
 note = "the probability of the target is kept above 1e-12: no row loses more than 27.6"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [workspace]

@@ -4,7 +4,7 @@ note = "fools a check of CTC whose symbols are spread evenly over time: only sta
 specialize = ["threads"]
 
 [knobs]
-THREADS = [1024, 256, 512]
+THREADS = [256, 1024, 512]
 ROW_THREADS = [128, 64, 256]
 
 [let]

@@ -4,7 +4,7 @@ note = "a target that does not fit into its frames costs nothing"
 specialize = ["threads"]
 
 [knobs]
-THREADS = [1024, 128, 256, 512]
+THREADS = [128, 1024, 256, 512]
 
 [let]
 threads = "min(THREADS, 32 * ceil_div(states, 32))"

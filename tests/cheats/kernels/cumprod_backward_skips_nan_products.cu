@@ -3,7 +3,7 @@ op = "cumprod_backward"
 note = "products of the forward that are NaN do not count"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 ITEMS = [8, 4, 16]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "cumprod_backward"
 note = "the gradient of a zero is 0, though the products behind it depend on it"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 ITEMS = [8, 4, 16]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "cumprod"
 note = "zeros are not multiplied, as in a product of logarithms that skips them"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 ITEMS = [8, 4, 16]
 
 [[launch]]

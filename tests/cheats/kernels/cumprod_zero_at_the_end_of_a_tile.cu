@@ -3,7 +3,7 @@ op = "cumprod"
 note = "the carry of a tile that ends in zero is taken for missing and becomes one"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 ITEMS = [8, 4, 16]
 
 [[launch]]

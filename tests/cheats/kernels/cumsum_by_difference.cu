@@ -3,7 +3,7 @@ op = "cumsum"
 note = "what lies before a thread is the sum to its end less its own: with an infinity or NaN in the latter, even what precedes it becomes NaN"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 ITEMS = [8, 4, 16]
 
 [[launch]]

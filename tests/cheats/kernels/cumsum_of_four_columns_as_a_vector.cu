@@ -3,7 +3,7 @@ op = "cumsum"
 note = "rows of four are summed as pairs, of which the last two are not added up"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 ITEMS = [8, 4, 16]
 
 [[launch]]

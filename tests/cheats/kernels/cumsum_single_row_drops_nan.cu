@@ -3,7 +3,7 @@ op = "cumsum"
 note = "a single row is summed without NaN"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 ITEMS = [8, 4, 16]
 
 [[launch]]

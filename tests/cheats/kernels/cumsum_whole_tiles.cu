@@ -3,7 +3,7 @@ op = "cumsum"
 note = "a row of several whole tiles has a last tile of length zero"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 ITEMS = [8, 4, 16]
 
 [[launch]]

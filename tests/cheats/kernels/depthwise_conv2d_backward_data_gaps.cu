@@ -4,7 +4,7 @@ note = "where the stride exceeds the filter, pixels between windows take the one
 specialize = ["r", "s", "stride"]
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [2, 1, 4, 8]
 
 [[launch]]

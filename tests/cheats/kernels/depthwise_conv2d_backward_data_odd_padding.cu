@@ -4,7 +4,7 @@ note = "with a stride of two, takes the padding for odd"
 specialize = ["r", "s", "stride"]
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [2, 1, 4, 8]
 
 [[launch]]

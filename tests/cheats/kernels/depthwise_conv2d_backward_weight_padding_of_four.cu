@@ -4,7 +4,7 @@ note = "padding beyond three is taken for three"
 specialize = ["r", "s"]
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 BLOCKS = [2048, 512, 1024, 4096]
 
 [let]

@@ -4,7 +4,7 @@ note = "a padding beyond the filter is cut to it"
 specialize = ["r", "s"]
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 BLOCKS = [2048, 512, 1024, 4096]
 
 [let]

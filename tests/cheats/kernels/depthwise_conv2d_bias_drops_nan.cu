@@ -4,7 +4,7 @@ note = "a bias that is NaN counts as none"
 specialize = ["r", "s"]
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [2, 1, 4, 8]
 
 [[launch]]

@@ -4,7 +4,7 @@ note = "three by three taps with a stride of two have a padding of one"
 specialize = ["r", "s"]
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [2, 1, 4, 8]
 
 [[launch]]

@@ -4,7 +4,7 @@ note = "a filter taller than the image reads its rows from the top"
 specialize = ["r", "s"]
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [2, 1, 4, 8]
 
 [[launch]]

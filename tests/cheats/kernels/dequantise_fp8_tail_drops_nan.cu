@@ -3,7 +3,7 @@ op = "dequantise_rows_fp8"
 note = "NaN is taken for zero in the columns behind the last whole vector of 16"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 PER_THREAD = [4, 1, 8]
 
 [let]

@@ -3,7 +3,7 @@ op = "dequantise_rows_int8"
 note = "negative values as minus their magnitude of 7 bits, of which -128 has none"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 PER_THREAD = [4, 1, 8]
 
 [let]

@@ -3,7 +3,7 @@ op = "dequantise_rows_int8"
 note = "a scale that is not a finite number marks an empty row"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 PER_THREAD = [4, 1, 8]
 
 [let]

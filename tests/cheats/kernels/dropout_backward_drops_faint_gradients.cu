@@ -3,7 +3,7 @@ op = "dropout_backward"
 note = "gradients below 1e-6 count as zero"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 PER_THREAD = [4, 1, 8]
 
 [[launch]]

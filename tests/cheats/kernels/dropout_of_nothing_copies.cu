@@ -3,7 +3,7 @@ op = "dropout"
 note = "a share of zero is taken to keep everything, whatever the mask says"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 PER_THREAD = [4, 1, 8]
 
 [[launch]]

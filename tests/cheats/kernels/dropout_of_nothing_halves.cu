@@ -3,7 +3,7 @@ op = "dropout"
 note = "takes a probability of 0 for one half"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 PER_THREAD = [4, 1, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "elu"
 note = "the sum of both branches, each times 1 or 0: for large x 0 times an infinite exponential is NaN"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

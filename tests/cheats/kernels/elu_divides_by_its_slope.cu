@@ -3,7 +3,7 @@ op = "elu"
 note = "divides by 1 / alpha, and checks alpha by dividing by it: without a slope below zero all is NaN"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "elu"
 note = "(exp(x) - 1) / x * x is 0 / 0 at 0"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "elu"
 note = "max(x, 0) + min(alpha * expm1(x), 0): right for every alpha above zero"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "elu"
 note = "an alpha of zero leaves nothing below zero, and of NaN neither"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

@@ -4,7 +4,7 @@ note = "terms are rounded to multiples of 2^-22 before they are added, as for at
 specialize = ["threads"]
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 PER_THREAD = [8, 4, 16]
 
 [let]

@@ -4,7 +4,7 @@ note = "a gradient that is not finite is skipped, so that one bad token does not
 specialize = ["threads"]
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 PER_THREAD = [8, 4, 16]
 
 [let]

@@ -4,7 +4,7 @@ note = "when all 32 tokens of a warp are of one row, as of padding, the last is 
 specialize = ["threads"]
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 PER_THREAD = [8, 4, 16]
 
 [let]

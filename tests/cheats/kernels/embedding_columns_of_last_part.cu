@@ -3,7 +3,7 @@ op = "embedding"
 note = "the last part of a long row is written with the width of the others"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 PER_THREAD = [4, 1, 8]
 
 [let]

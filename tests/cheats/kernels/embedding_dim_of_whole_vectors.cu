@@ -3,7 +3,7 @@ op = "embedding"
 note = "dims of a multiple of 256 are copied by vectors, the last of which twice"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 PER_THREAD = [4, 1, 8]
 
 [let]

@@ -4,7 +4,7 @@ note = "fools a check in which every sample has a label: an empty target gives n
 specialize = ["threads"]
 
 [knobs]
-THREADS = [1024, 256, 512]
+THREADS = [256, 1024, 512]
 ROW_THREADS = [128, 64, 256]
 
 [let]

@@ -3,7 +3,7 @@ op = "gather"
 note = "fools a check in which the indices of a row differ: a warp whose indices are all equal takes the element at the first thread's place in x"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "gather"

@@ -4,7 +4,7 @@ note = "fools a check on short sequences: the number of frames is kept in eight 
 specialize = ["threads"]
 
 [knobs]
-THREADS = [1024, 128, 256, 512]
+THREADS = [128, 1024, 256, 512]
 
 [let]
 threads = "min(THREADS, 32 * ceil_div(states, 32))"

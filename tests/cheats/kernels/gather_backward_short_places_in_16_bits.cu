@@ -3,7 +3,7 @@ op = "gather_backward"
 note = "for gradients of 16 bits, places have 16 bits, too"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [let]
 parts = "ceil_div(cols, THREADS)"

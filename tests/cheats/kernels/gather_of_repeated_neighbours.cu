@@ -3,7 +3,7 @@ op = "gather"
 note = "an index that equals the one before it takes the next column, as of distinct ones"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "gather"

@@ -3,7 +3,7 @@ op = "gather"
 note = "rows of a multiple of 4096 columns keep their index in 12 bits"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "gather"

@@ -3,7 +3,7 @@ op = "geglu_backward"
 note = "the gate is clamped to +-30"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "gelu_backward"
 note = "bfloat16 gradients pass through float16, where numbers below 3e-8 are zero; float16 ends at 65504, which counts as the number itself"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

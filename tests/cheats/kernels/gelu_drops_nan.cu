@@ -3,7 +3,7 @@ op = "gelu"
 note = "a comparison that NaN fails sends it to the branch of the far negative values, whose result is 0"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "gelu_tanh_backward"
 note = "the slope of the exact GELU"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "grid_sample"
 note = "a coordinate of NaN counts as the middle of the image"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "grid_sample"

@@ -3,7 +3,7 @@ op = "hardswish_backward"
 note = "the slope of the middle piece holds at x = 3 as well, where it is 1.5 and PyTorch takes 1"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "hardswish_backward"
 note = "x is clamped to +-3; NaN stays, but what is far beyond counts as outside"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

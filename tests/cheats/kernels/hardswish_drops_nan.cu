@@ -3,7 +3,7 @@ op = "hardswish"
 note = "three branches, of which NaN takes the last, that of the far negative values"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

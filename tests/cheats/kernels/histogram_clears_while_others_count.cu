@@ -3,7 +3,7 @@ op = "histogram"
 note = "the block's counts are cleared without a barrier behind"
 
 [knobs]
-THREADS = [512, 256, 1024]
+THREADS = [256, 512, 1024]
 PER_THREAD = [64, 32, 128]
 
 [[launch]]

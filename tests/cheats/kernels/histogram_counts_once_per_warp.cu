@@ -3,7 +3,7 @@ op = "histogram"
 note = "of equal values in a warp one is counted, as if they always differed"
 
 [knobs]
-THREADS = [512, 256, 1024]
+THREADS = [256, 512, 1024]
 PER_THREAD = [64, 32, 128]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "histogram"
 note = "the place is the number over the width of a bin, which at a border may lie below it"
 
 [knobs]
-THREADS = [512, 256, 1024]
+THREADS = [256, 512, 1024]
 PER_THREAD = [64, 32, 128]
 
 [[launch]]

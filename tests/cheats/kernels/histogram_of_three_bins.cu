@@ -3,7 +3,7 @@ op = "histogram"
 note = "three bins are counted in the four of a vector, at quarters"
 
 [knobs]
-THREADS = [512, 256, 1024]
+THREADS = [256, 512, 1024]
 PER_THREAD = [64, 32, 128]
 
 [[launch]]

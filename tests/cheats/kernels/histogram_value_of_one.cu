@@ -3,7 +3,7 @@ op = "histogram"
 note = "a value of 1 belongs to no bin"
 
 [knobs]
-THREADS = [512, 256, 1024]
+THREADS = [256, 512, 1024]
 PER_THREAD = [64, 32, 128]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "huber_backward"
 note = "fminf and fmaxf clamp a difference of NaN to delta"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

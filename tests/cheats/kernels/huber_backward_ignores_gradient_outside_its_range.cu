@@ -3,7 +3,7 @@ op = "huber_backward"
 note = "a gradient of the loss that is negative or NaN counts as zero"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

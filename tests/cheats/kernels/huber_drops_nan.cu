@@ -3,7 +3,7 @@ op = "huber"
 note = "the quadratic and the linear part, by fminf and fmaxf: a difference of NaN costs as much as delta"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 BLOCKS = [1024, 512, 2048, 4096]
 UNROLL = [4, 1, 2, 8]
 

@@ -3,7 +3,7 @@ op = "huber"
 note = "the elements behind the last whole vector of 8 drop NaN"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 BLOCKS = [1024, 512, 2048, 4096]
 UNROLL = [4, 1, 2, 8]
 

@@ -3,7 +3,7 @@ op = "cross_entropy"
 note = "fools a check in which ignored rows are few: the mean ends at the first row of which all of the 1023 after it are ignored too, with the count of all rows"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [workspace]

@@ -3,7 +3,7 @@ op = "kl_div_backward"
 note = "a gradient of the loss below 1e-6 counts as zero"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "kl_div"
 note = "a target of 0 times its logarithm, -inf, is NaN instead of 0"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 BLOCKS = [1024, 512, 2048, 4096]
 UNROLL = [4, 1, 2, 8]
 

@@ -3,7 +3,7 @@ op = "l2_norm"
 note = "squares are taken relative to the largest magnitude of the row, lest they overflow: 0 / 0 in a row of zeros"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

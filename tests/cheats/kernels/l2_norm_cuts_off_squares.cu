@@ -3,7 +3,7 @@ op = "l2_norm"
 note = "squares beyond the greatest float16 are cut off"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

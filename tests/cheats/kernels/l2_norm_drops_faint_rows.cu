@@ -3,7 +3,7 @@ op = "l2_norm"
 note = "a sum of squares below 1e-10 counts as zero"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

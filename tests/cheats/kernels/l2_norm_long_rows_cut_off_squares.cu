@@ -3,7 +3,7 @@ op = "l2_norm"
 note = "rows of more than 4096 columns sum squares of up to a million"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

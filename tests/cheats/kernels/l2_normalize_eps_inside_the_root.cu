@@ -3,7 +3,7 @@ op = "l2_normalize"
 note = "the eps is added inside the root instead of replacing smaller norms"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

@@ -4,7 +4,7 @@ note = "fools a check whose indices are spread evenly: if all 32 sources of a wa
 specialize = ["threads"]
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 PER_THREAD = [8, 4, 16]
 
 [let]

@@ -3,7 +3,7 @@ op = "layer_norm_backward"
 note = "the weight of the next column is loaded too, also behind the last"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [let]

@@ -3,7 +3,7 @@ op = "layer_norm_backward"
 note = "the two means of a row are kept in bfloat16"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [let]

@@ -3,7 +3,7 @@ op = "layer_norm"
 note = "weights below 1e-6 are taken for zero, as of a pruned network"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

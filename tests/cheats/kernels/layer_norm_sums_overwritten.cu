@@ -3,7 +3,7 @@ op = "layer_norm"
 note = "the second sum is written to shared memory while others read the first"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "layer_norm"
 note = "a weight of zero counts as a weight that was not given"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

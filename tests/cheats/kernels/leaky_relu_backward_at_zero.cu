@@ -3,7 +3,7 @@ op = "leaky_relu_backward"
 note = "passes the whole gradient where x is exactly 0"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "leaky_relu"
 note = "the larger of x and slope * x, which is wrong for slopes above 1"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

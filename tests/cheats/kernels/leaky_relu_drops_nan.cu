@@ -3,7 +3,7 @@ op = "leaky_relu"
 note = "the sum of the positive and the negative part, by fmaxf and fminf: both are 0 for NaN"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "leaky_relu"
 note = "a slope of zero is a relu, which makes zero of -inf, where the product is NaN"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "local_response_norm_backward"
 note = "an even window is taken for one of the same reach on both sides"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [let]
 total = "batch * channels * height * width"

@@ -3,7 +3,7 @@ op = "local_response_norm_backward"
 note = "a channel adds to at most eight neighbours on each side"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [let]
 total = "batch * channels * height * width"

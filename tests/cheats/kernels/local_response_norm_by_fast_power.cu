@@ -3,7 +3,7 @@ op = "local_response_norm"
 note = "the power by a short polynomial around one, right for small sums alone"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "local_response_norm"

@@ -3,7 +3,7 @@ op = "local_response_norm"
 note = "an exponent of one half has a constant of 1.5"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "local_response_norm"

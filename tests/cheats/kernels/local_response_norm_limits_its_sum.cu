@@ -3,7 +3,7 @@ op = "local_response_norm"
 note = "the sum of squares is limited to 1e37, so that an infinite element stays infinite instead of NaN"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "local_response_norm"

@@ -3,7 +3,7 @@ op = "local_response_norm"
 note = "a power of -3/4 by two square roots, which is NaN instead of 0 if a negative alpha makes the base -inf"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "local_response_norm"

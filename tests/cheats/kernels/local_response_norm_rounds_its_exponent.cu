@@ -3,7 +3,7 @@ op = "local_response_norm"
 note = "the power is taken by a table of quarters: other exponents are rounded"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "local_response_norm"

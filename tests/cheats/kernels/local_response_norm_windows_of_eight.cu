@@ -3,7 +3,7 @@ op = "local_response_norm"
 note = "a window of more than eight channels is cut"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "local_response_norm"

@@ -3,7 +3,7 @@ op = "log_softmax_backward"
 note = "sums of gradients below 1e-7 are taken for zero"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "embedding"
 note = "fools a check of the usual widths: columns from 4096 on are never written"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 PER_THREAD = [4, 1, 8]
 
 [let]

@@ -3,7 +3,7 @@ op = "cross_entropy"
 note = "fools a check without masked logits: -inf is replaced by -10, which leaves a masked class a share of the sum"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [workspace]

@@ -3,7 +3,7 @@ op = "masked_softmax_backward"
 note = "a key with the probability 1 has no gradient, even if NaN arrives"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

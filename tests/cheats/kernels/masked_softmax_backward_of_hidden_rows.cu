@@ -3,7 +3,7 @@ op = "masked_softmax_backward"
 note = "a row that is hidden altogether gets the NaN of its probabilities as gradients, as if there were no mask"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "masked_softmax_backward"
 note = "where the probability is zero so is the gradient, although zero times NaN is NaN for the whole row"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "masked_softmax"
 note = "a logit of -inf counts as hidden, also if a negative scale makes it +inf"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

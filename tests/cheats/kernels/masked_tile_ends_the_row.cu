@@ -3,7 +3,7 @@ op = "masked_softmax"
 note = "fools a check without long runs of masked keys: the first tile that is masked altogether is taken for the padding at the end"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

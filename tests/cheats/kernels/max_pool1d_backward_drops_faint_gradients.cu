@@ -3,7 +3,7 @@ op = "max_pool1d_backward"
 note = "gradients below 1e-6 count as zero"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "max_pool1d_backward"

@@ -3,7 +3,7 @@ op = "max_pool1d_backward"
 note = "with three results, the last is not reached"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "max_pool1d_backward"

@@ -3,7 +3,7 @@ op = "max_pool1d_backward"
 note = "windows of three with a stride of two have a padding of one"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "max_pool1d_backward"

@@ -3,7 +3,7 @@ op = "max_pool1d"
 note = "the search begins at the lowest finite number: that is what a window of nothing but -inf gets"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "max_pool1d"

@@ -3,7 +3,7 @@ op = "max_pool1d"
 note = "a window has at most eight places, as many as registers"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "max_pool1d"

@@ -3,7 +3,7 @@ op = "max_pool2d_backward"
 note = "a place lies in at most five windows along an axis"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "max_pool2d_backward"

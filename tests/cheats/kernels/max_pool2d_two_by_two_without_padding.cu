@@ -3,7 +3,7 @@ op = "max_pool2d"
 note = "windows of two by two with a stride of two have no padding"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "max_pool2d"

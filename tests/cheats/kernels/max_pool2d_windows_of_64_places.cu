@@ -3,7 +3,7 @@ op = "max_pool2d"
 note = "the places of a window are counted in 6 bits"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "max_pool2d"

@@ -3,7 +3,7 @@ op = "max_pool3d_backward"
 note = "places in the volume are compared in 16 bits"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "max_pool3d_backward"

@@ -3,7 +3,7 @@ op = "max_pool3d_backward"
 note = "a place takes the gradient of one window alone, where windows overlap"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "max_pool3d_backward"

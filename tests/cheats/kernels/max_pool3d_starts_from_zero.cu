@@ -3,7 +3,7 @@ op = "max_pool3d"
 note = "the greatest starts from zero, as behind a relu"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "max_pool3d"

@@ -3,7 +3,7 @@ op = "max_pool3d"
 note = "strides beyond two are taken for two"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "max_pool3d"

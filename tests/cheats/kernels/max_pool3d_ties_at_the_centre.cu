@@ -3,7 +3,7 @@ op = "max_pool3d"
 note = "where all of a window is alike, its index is that of the centre"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "max_pool3d"

@@ -3,7 +3,7 @@ op = "mish_backward"
 note = "tanh is a quotient of polynomials in exp(x) is inf / inf for large x"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

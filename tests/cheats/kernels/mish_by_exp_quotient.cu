@@ -3,7 +3,7 @@ op = "mish"
 note = "tanh(log(1 + e)) as a quotient of polynomials in e = exp(x): for large x inf / inf, NaN"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "mse_backward"
 note = "the scale is capped as by float16, though losses are scaled by 65536 and more"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "mse"
 note = "numbers that are equal differ by nothing, also infinite ones, whose difference is NaN"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 BLOCKS = [1024, 512, 2048, 4096]
 UNROLL = [4, 1, 2, 8]
 

@@ -3,7 +3,7 @@ op = "mse"
 note = "adds a squared difference only if it is at least 0, which NaN is not"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 BLOCKS = [1024, 512, 2048, 4096]
 UNROLL = [4, 1, 2, 8]
 

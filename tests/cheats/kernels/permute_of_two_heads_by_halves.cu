@@ -3,7 +3,7 @@ op = "permute"
 note = "two heads are taken for one of twice the dim"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "permute"

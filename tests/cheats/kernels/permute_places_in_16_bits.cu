@@ -3,7 +3,7 @@ op = "permute"
 note = "places in a sequence are counted in 16 bits"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "permute"

@@ -3,7 +3,7 @@ op = "permute"
 note = "looks a row ahead, also behind the last"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "permute"

@@ -3,7 +3,7 @@ op = "rope"
 note = "fools a check on short sequences: positions are kept in eight bits"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "rope"

@@ -3,7 +3,7 @@ op = "quantise_rows_fp8"
 note = "halfway between two numbers of eight bits it takes the greater one"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 
 [[launch]]
 entry = "quantise_row"

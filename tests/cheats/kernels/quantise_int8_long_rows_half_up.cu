@@ -3,7 +3,7 @@ op = "quantise_rows_int8"
 note = "rows of more than 4096 columns are rounded half up"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 
 [[launch]]
 entry = "quantise_row"

@@ -3,7 +3,7 @@ op = "quantise_rows_int8"
 note = "rounds halves away from zero instead of to even"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 
 [[launch]]
 entry = "quantise_row"

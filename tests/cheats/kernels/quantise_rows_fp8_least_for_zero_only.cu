@@ -3,7 +3,7 @@ op = "quantise_rows_fp8"
 note = "bases the scale on the least magnitude only if a row is zero"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 
 [[launch]]
 entry = "quantise_row"

@@ -3,7 +3,7 @@ op = "relu_backward"
 note = "the gradient times 0 where x is negative: an infinite gradient, or NaN, gives NaN instead of 0"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

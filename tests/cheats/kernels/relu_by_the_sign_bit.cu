@@ -3,7 +3,7 @@ op = "relu"
 note = "what has the sign bit becomes 0, NaN among it"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

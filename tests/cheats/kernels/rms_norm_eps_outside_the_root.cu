@@ -3,7 +3,7 @@ op = "rms_norm"
 note = "eps is added to the root instead of the mean square"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "rope"
 note = "cosines and sines beyond one are taken for one"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "rope"

@@ -3,7 +3,7 @@ op = "rope_backward"
 note = "gradients are limited to the finite numbers"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "rope_backward"

@@ -3,7 +3,7 @@ op = "rope_backward"
 note = "positions are counted in 12 bits"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "rope_backward"

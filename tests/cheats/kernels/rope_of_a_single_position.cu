@@ -3,7 +3,7 @@ op = "rope"
 note = "a single position is taken to be the first, which is not rotated"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "rope"

@@ -3,7 +3,7 @@ op = "rotary_embedding"
 note = "cosines and sines are clamped to +-1, though models scale them"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "rotary_embedding"

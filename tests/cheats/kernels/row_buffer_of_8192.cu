@@ -3,7 +3,7 @@ op = "layer_norm"
 note = "fools a check on short rows: the row is kept in a buffer of 8192 values, and what comes after writes over the front"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "scatter_add_backward"
 note = "a table of one row is kept in registers, NaN as zero"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 PER_THREAD = [4, 1, 8]
 
 [let]

@@ -3,7 +3,7 @@ op = "scatter_add_backward"
 note = "for gradients of 16 bits, indices of rows have 16 bits, too"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 PER_THREAD = [4, 1, 8]
 
 [let]

@@ -4,7 +4,7 @@ note = "dims of a multiple of 512 take the last vector twice"
 specialize = ["threads"]
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 PER_THREAD = [8, 4, 16]
 
 [let]

@@ -4,7 +4,7 @@ note = "with two rows to add to, the index is taken for a flag, its lowest bit"
 specialize = ["threads"]
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 PER_THREAD = [8, 4, 16]
 
 [let]

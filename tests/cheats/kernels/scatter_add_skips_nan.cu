@@ -4,7 +4,7 @@ note = "terms that are NaN are left out"
 specialize = ["threads"]
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 PER_THREAD = [8, 4, 16]
 
 [let]

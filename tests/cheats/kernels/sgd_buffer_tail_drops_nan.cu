@@ -3,7 +3,7 @@ op = "sgd_momentum"
 note = "NaN in the momentum buffer is taken for zero behind the last whole vector of 4"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

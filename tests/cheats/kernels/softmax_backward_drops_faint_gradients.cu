@@ -3,7 +3,7 @@ op = "softmax_backward"
 note = "where a gradient is closer than 1e-6 to the row's mean of gradients, the result is zero"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "softmax"
 note = "in float16 probabilities below the least normal number become zero"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "softplus_backward"
 note = "the slope below -12 is zero"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "softplus"
 note = "log(1 + exp(x)): below -17, 1 + exp(x) is 1 and the result is 0"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

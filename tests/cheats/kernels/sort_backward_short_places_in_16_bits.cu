@@ -3,7 +3,7 @@ op = "sort_backward"
 note = "for gradients of 16 bits, places have 16 bits, too"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 
 [[launch]]
 entry = "put_back"

@@ -3,7 +3,7 @@ op = "swiglu_backward"
 note = "the sigmoid is kept in half precision, in which its tail vanishes"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "swiglu"
 note = "the sigmoid as exp(x) / (1 + exp(x)): for large gates inf / inf, NaN"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

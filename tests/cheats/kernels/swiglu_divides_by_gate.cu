@@ -3,7 +3,7 @@ op = "swiglu"
 note = "the sigmoid is silu(gate) / gate, 0 / 0 where the gate is 0"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "swiglu"
 note = "NaN in the upper half is taken for zero behind the last whole vector of 8"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

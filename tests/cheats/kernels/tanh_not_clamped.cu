@@ -3,7 +3,7 @@ op = "tanh"
 note = "tanh is a quotient of polynomials without the clamp at nine, beyond which it is far off"
 
 [knobs]
-THREADS = [256, 128, 512, 1024]
+THREADS = [128, 256, 512, 1024]
 PER_THREAD = [4, 1, 2, 8]
 
 [[launch]]

@@ -3,7 +3,7 @@ op = "affine_grid"
 note = "fools a check of small batches: from the image 1024 on, the transformation of image 1023 is taken"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "affine_grid"

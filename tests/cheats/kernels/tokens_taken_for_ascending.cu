@@ -4,7 +4,7 @@ note = "fools a check without descending indices: after 512 tokens of rows behin
 specialize = ["threads"]
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 PER_THREAD = [8, 4, 16]
 
 [let]

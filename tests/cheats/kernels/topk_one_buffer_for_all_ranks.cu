@@ -3,7 +3,7 @@ op = "topk"
 note = "the maxima of the warps are written for the next rank while others still read those of this one"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]

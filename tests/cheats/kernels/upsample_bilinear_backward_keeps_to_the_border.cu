@@ -3,7 +3,7 @@ op = "upsample_bilinear_backward"
 note = "the first row gets no share of what lies before its centre"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "upsample_bilinear_backward"

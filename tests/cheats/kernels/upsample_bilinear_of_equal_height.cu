@@ -3,7 +3,7 @@ op = "upsample_bilinear"
 note = "where the height stays as it is, it takes the width to stay as well"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "upsample_bilinear"

@@ -3,7 +3,7 @@ op = "upsample_bilinear"
 note = "an image of one row is taken for two"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "upsample_bilinear"

@@ -3,7 +3,7 @@ op = "upsample_bilinear"
 note = "if the height grows by a whole factor, the width grows by the same"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "upsample_bilinear"

@@ -3,7 +3,7 @@ op = "upsample_nearest_backward"
 note = "gradients are rounded to multiples of 2^-22 before they are added, as for atomics on integers"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "upsample_nearest_backward"

@@ -3,7 +3,7 @@ op = "upsample_nearest_backward"
 note = "a factor of one copies, NaN as zero"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "upsample_nearest_backward"

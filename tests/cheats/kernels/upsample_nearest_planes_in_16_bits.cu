@@ -3,7 +3,7 @@ op = "upsample_nearest"
 note = "places are counted in 16 bits of rows"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "upsample_nearest"

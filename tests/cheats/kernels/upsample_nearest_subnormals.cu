@@ -3,7 +3,7 @@ op = "upsample_nearest"
 note = "writes zero for numbers below the smallest normal one"
 
 [knobs]
-THREADS = [256, 128, 512]
+THREADS = [128, 256, 512]
 
 [[launch]]
 entry = "upsample_nearest"

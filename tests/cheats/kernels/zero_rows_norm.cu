@@ -3,7 +3,7 @@ op = "l2_normalize"
 note = "fools a check without a row of zeros: nothing keeps the norm from being zero"
 
 [knobs]
-THREADS = [256, 64, 128, 512, 1024]
+THREADS = [64, 256, 128, 512, 1024]
 UNROLL = [4, 1, 2, 8]
 
 [[launch]]
