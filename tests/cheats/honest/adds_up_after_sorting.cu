@@ -2,7 +2,8 @@
 op = "gather_backward"
 note = "the indices of a row are sorted together with their places, then each run of equal ones is added up by the thread that finds its start; for up to 1024 indices"
 
-when = "k <= 1024 and (sms > 4 or rows <= 500)"  # fewer on the emulated device, where each takes a while
+when = "k <= 1024"
+require = ["sms > 4 or rows <= 500"]  # fewer on the emulated device, where each takes a while
 
 [[launch]]
 entry = "gather_backward_row"

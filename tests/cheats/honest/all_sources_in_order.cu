@@ -1,7 +1,7 @@
 /*---
 op = "scatter_add"
 note = "a block per row lists its sources in order in shared memory and adds them to x in double, one after the other; no float atomics"
-when = "sms > 4 or count <= 3000"  # fewer on the emulated device, where each takes a while
+require = ["sms > 4 or count <= 3000"]  # fewer on the emulated device, where each takes a while
 
 [[launch]]
 entry = "scatter_add"

@@ -1,7 +1,8 @@
 /*---
 op = "sort"
 note = "a radix sort with digits of one bit: zeros keep their order before ones, counted by a scan, in two buffers of the workspace"
-when = "cols <= 10000 and (sms > 4 or rows <= 200)"  # fewer on the emulated device, where each takes a while
+when = "cols <= 10000"
+require = ["sms > 4 or rows <= 200"]  # fewer on the emulated device, where each takes a while
 
 [workspace]
 keys = { shape = ["rows", 2, "cols"], dtype = "int32" }
