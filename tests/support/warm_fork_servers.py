@@ -28,7 +28,8 @@ import pytest
 from evolve.engines import fork_server, pool
 
 WARM = "emulated"  # the device whose modules are loaded
-AFTER_FORK = ("TMPDIR", "PYTHONPATH")  # environment variables that take effect after the fork
+# Environment variables that take effect after the fork. Ray sets the last one for all later tests of the process.
+AFTER_FORK = ("TMPDIR", "PYTHONPATH", "PYTHONBREAKPOINT")
 PLAIN_ASSEMBLER = "EVOLVE_TESTS_PLAIN_ASSEMBLER"  # set for fork servers whose machine code is not used
 WITHOUT_CUPY = "EVOLVE_TESTS_WITHOUT_CUPY"  # set for fork servers that do not find CuPy
 PR_SET_CHILD_SUBREAPER = 36

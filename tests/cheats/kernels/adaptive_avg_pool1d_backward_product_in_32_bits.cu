@@ -11,7 +11,7 @@ grid = ["ceil_div(n * c * l, THREADS)"]
 block = ["THREADS"]
 args = ["grad_out", "grad_x", "n * c * l", "l", "ol"]
 ---*/
-// caught: wrong
+// caught: wrong, crashed
 // class: envelope
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
