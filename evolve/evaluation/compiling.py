@@ -104,7 +104,7 @@ class Compilation(Generic[P]):
     op: Op
     info: DeviceInfo
     compile_bound: Callable[[Bound], P]
-    compile_drawn: Callable[[Bound], P] | None = None  # in place of `compile_bound`, for drawn workloads
+    compile_without_traits: Callable[[Bound], P] | None = None  # in place of `compile_bound`, if it is cheaper
 
     def shapes(self, seed: int, *, confirm: bool) -> Shapes:
         """Return the workloads of an evaluation, some of which are drawn from the seed. Nothing is compiled."""
@@ -161,7 +161,7 @@ class Compilation(Generic[P]):
 
     def everything(self, seed: int, *, confirm: bool) -> Compiled[P]:
         """Compile for all workloads of an evaluation."""
-        shapes, drawn = self.shapes(seed, confirm=confirm), self.for_drawn()
+        shapes, drawn = self.shapes(seed, confirm=confirm), self.without_traits()
         return replace(
             with_declared(self.listed(shapes, self.at(shapes.awkward))),
             held_out=drawn.at(shapes.held_out),
@@ -177,9 +177,9 @@ class Compilation(Generic[P]):
         declared, skipped = self._programs(shapes.declared)
         return Compiled(declared, awkward, skipped=(*shapes.skipped, *skipped))
 
-    def for_drawn(self) -> "Compilation[P]":
-        """Return the compilation for workloads that are drawn from the seed."""
-        return replace(self, compile_bound=self.compile_drawn or self.compile_bound)
+    def without_traits(self) -> "Compilation[P]":
+        """Return the compilation for all workloads but the declared ones and the first of each dtype."""
+        return replace(self, compile_bound=self.compile_without_traits or self.compile_bound)
 
     def as_declared(self) -> Compiled[P]:
         """Compile only for the declared workloads."""

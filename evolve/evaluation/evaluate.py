@@ -121,13 +121,13 @@ def compiled_in_turn(
 ) -> tuple[Pair, ...]:
     """Compile for each workload after the program for the previous workload has passed `check`.
 
-    The smallest workload comes first: most faults show there, and then nothing else is compiled. Only its program has
-    traits, as those for the declared workloads have.
+    The smallest workload comes first: most faults show there, and then nothing else is compiled. Only its program needs
+    traits, besides those for the declared workloads.
     """
     passed: list[Pair] = []
     for workload in workloads:
         watch("compile")
-        pairs = (compilation.for_drawn() if passed else compilation).at((workload,))
+        pairs = (compilation.without_traits() if passed else compilation).at((workload,))
         check(pairs)
         passed += pairs
     watch("compile")
@@ -145,7 +145,7 @@ def check_drawn(
 
     At special parameters and edges, results must also be finite. The rows for slow tools are only compiled.
     """
-    op, drawn = compilation.op, compilation.for_drawn()
+    op, drawn = compilation.op, compilation.without_traits()
 
     def checked(
         workloads: Iterable[Workload], judge: Callable[[Pair, Op, Inspector], None] | None, *, finite: bool = False

@@ -18,7 +18,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO, NoReturn
@@ -135,24 +135,23 @@ def cold_fork_servers() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def plain_assembler() -> Iterator[None]:
+def plain_assembler() -> AbstractContextManager[None]:
     """Start workers that do not optimise machine code (`shared_objects.assemble_plainly`)."""
-    changes[PLAIN_ASSEMBLER] = "1"
-    try:
-        yield
-    finally:
-        changes.clear()
+    return _changed(PLAIN_ASSEMBLER)
+
+
+def without_cupy() -> AbstractContextManager[None]:
+    """Start workers of the emulated device as on a machine without CuPy, where NVRTC does not compile kernels, too."""
+    return _changed(WITHOUT_CUPY)
 
 
 @contextmanager
-def without_cupy() -> Iterator[None]:
-    """Start workers of the emulated device as on a machine without CuPy, where NVRTC does not compile kernels, too."""
-    changes[WITHOUT_CUPY] = "1"
+def _changed(name: str) -> Iterator[None]:
+    changes[name] = "1"
     try:
         yield
     finally:
-        changes.clear()
+        del changes[name]
 
 
 def _shared(environment: dict[str, str]) -> dict[str, str]:
