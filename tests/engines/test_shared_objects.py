@@ -3,6 +3,7 @@
 import os
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from shared_objects import SharedObjects, made, opened, share
@@ -96,24 +97,40 @@ def test_a_kernel_is_compiled_once_for_both_of_two_processes(monkeypatch: pytest
     assert compiled == [("one", "sm_90a"), ("one", "sm_80"), ("two", "sm_90a")]
 
 
+def verdict() -> Evaluation:
+    """Evaluate the plain softmax with a new engine."""
+    (kernel,) = plain("softmax")
+    engine = LocalEngine("emulated", 1)
+    try:
+        (found,) = engine.evaluate([Job(kernel, kernel.op)])
+    finally:
+        engine.close()
+    return found
+
+
 @pytest.mark.exhaustive
 @pytest.mark.skipif(find_spec("cupy") is None, reason="CuPy is not installed")
 def test_a_plain_assembler_makes_other_machine_code_and_the_verdict_is_the_same() -> None:
-    (kernel,) = plain("softmax")
-
-    def verdict() -> Evaluation:
-        engine = LocalEngine("emulated", 1)
-        try:
-            (found,) = engine.evaluate([Job(kernel, kernel.op)])
-        finally:
-            engine.close()
-        return found
-
     usual = verdict()
     with plain_assembler():
         plainly = verdict()
     assert usual.passed
     assert plainly.passed
+    assert usual.traits
+    assert plainly.traits
+    assert usual.traits.code != plainly.traits.code
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(find_spec("cupy") is None, reason="CuPy is not installed")
+@pytest.mark.parametrize("name", ["TORCHINDUCTOR_CACHE_DIR", "CUDA_HOME"])
+def test_a_plain_assembler_is_used_whatever_earlier_tests_left_in_the_environment(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = verdict()
+    monkeypatch.setenv(name, str(tmp_path))
+    with plain_assembler():
+        plainly = verdict()
     assert usual.traits
     assert plainly.traits
     assert usual.traits.code != plainly.traits.code

@@ -28,8 +28,9 @@ import pytest
 from evolve.engines import fork_server, pool
 
 WARM = "emulated"  # the device whose modules are loaded
-# Environment variables that take effect after the fork. Ray sets the last one for all later tests of the process.
-AFTER_FORK = ("TMPDIR", "PYTHONPATH", "PYTHONBREAKPOINT")
+# Environment variables that take effect after the fork. Ray sets the third one for all later tests of the process, and
+# Inductor the last two.
+AFTER_FORK = ("TMPDIR", "PYTHONPATH", "PYTHONBREAKPOINT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 PLAIN_ASSEMBLER = "EVOLVE_TESTS_PLAIN_ASSEMBLER"  # set for fork servers whose machine code is not used
 WITHOUT_CUPY = "EVOLVE_TESTS_WITHOUT_CUPY"  # set for fork servers that do not find CuPy
 PR_SET_CHILD_SUBREAPER = 36
@@ -112,6 +113,8 @@ def warm_fork_servers(pytestconfig: pytest.Config) -> Iterator[None]:
         arguments: Sequence[str], control: socket.socket, output: BinaryIO, folder: Path
     ) -> "subprocess.Popen[bytes] | ForkedProcess":
         environment = pool.environment(folder)
+        if made and changes and not made[0].serves(environment):
+            made.pop().close()  # a fork server that is started cold would ignore the changes
         if not made:
             shared = {**environment, "TMPDIR": tempfile.gettempdir(), "PYTHONPATH": paths}
             made.append(WarmProcess(shared, objects.address))
