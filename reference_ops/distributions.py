@@ -49,6 +49,7 @@ SHARE_NOT_FINITE = 0.25  # share of the rows, or of the elements of a vector, wi
 OF_WEIGHTS = {NAN_IN_WEIGHTS: math.nan, INFINITE_WEIGHTS: math.inf}
 SHARES_OF_ZEROS = (0.5, 0.25)  # shares of the rows and of the columns of a weight that are zero
 DEEP, DEEP_IN_FLOAT16 = 2.0**-25, 2.0**-11  # gradients deep in a network; in float16 they are scaled
+DEEPER_BITS = 5.0  # the most by which they are smaller: 1e-9
 SATURATED = 100.0
 FAR_BELOW, FAR_BELOW_IN_FLOAT16 = 2.0**33, 2.0**11  # sums of a few such numbers stay finite
 BEYOND_FLOAT16 = 4.0  # in wider dtypes, numbers that overflow float16 are up to so many times its largest
@@ -196,8 +197,15 @@ def _zero(tensor: torch.Tensor, _: torch.Generator) -> None:
 
 
 def _minute(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """Draw numbers like gradients deep in a network, about 3e-8."""
-    _normal(tensor, generator).mul_(DEEP_IN_FLOAT16 if tensor.dtype == torch.float16 else DEEP)
+    """Draw numbers like gradients deep in a network, about 3e-8 or, as the seed decides, down to 1e-9.
+
+    A kernel may take sums of gradients below a limit for zero: sums of a few dozen numbers near 3e-8 exceed 1e-7.
+    """
+    if tensor.dtype == torch.float16:
+        _normal(tensor, generator).mul_(DEEP_IN_FLOAT16)
+    else:
+        deeper = 2 ** random.Random(generator.initial_seed()).uniform(-DEEPER_BITS, 0)
+        _normal(tensor, generator).mul_(DEEP * deeper)
 
 
 def _subnormal(tensor: torch.Tensor, generator: torch.Generator) -> None:

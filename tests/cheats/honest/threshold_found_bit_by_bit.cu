@@ -1,6 +1,7 @@
 /*---
 op = "topk"
 note = "the k-th greatest key is found bit by bit by counting; then each thread ranks what lies above it"
+require = ["sms > 4 or rows <= 100"]  # fewer on the emulated device, where each takes a while
 
 [[launch]]
 entry = "topk_row"
