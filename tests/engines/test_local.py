@@ -150,7 +150,8 @@ def test_a_stopped_worker_counts_as_timed_out() -> None:
         if phase == "run":
             os.kill(made._pool.workers[0].pid, signal.SIGSTOP)
 
-    made = LocalEngine("emulated", 1, stop, {**DEADLINES, "run": 1.0})
+    # by the time it is stopped, the worker may be in the next phase
+    made = LocalEngine("emulated", 1, stop, {**DEADLINES, "run": 1.0, "check": 2.0})
     try:
         assert verdict(made, bad_kernels.twice_kernel()).outcome is Outcome.TIMED_OUT
     finally:

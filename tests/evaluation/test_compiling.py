@@ -158,7 +158,8 @@ def test_an_emulated_device_gets_no_long_shapes_that_one_large_block_would_loop_
     a_block_of_32 = parse(one_block.text.replace("block = [1024]", "block = [32]"))
 
     def most_rows(kernel: Kernel) -> int:
-        programs = Compilation(kernel, op, replace(INFO, kind=kind), ScriptedProgram).everything(1, confirm=False)
+        info = replace(INFO, kind=kind, sms=132)
+        programs = Compilation(kernel, op, info, ScriptedProgram).everything(1, confirm=False)
         return max(dict(workload.dims)["rows"] for workload, _ in programs.stretched)
 
     assert most_rows(a_block_of_32) > 16_384
