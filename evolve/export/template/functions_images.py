@@ -182,6 +182,8 @@ def conv3d(
 
 
 def _transposed(rank: int) -> Callable[..., Lowered]:
+    op = f"conv_transpose{rank}d"  # outside of the function: in a graph, the rank may have no value
+
     def lower(
         input: Tensor,
         weight: Tensor,
@@ -201,12 +203,14 @@ def _transposed(rank: int) -> Callable[..., Lowered]:
         if has_channels_last(input, weight):
             return CHANNELS_LAST
         parameters = dict(zip(("stride", "padding", "output_padding"), steps[:3], strict=True))
-        return Call(f"conv_transpose{rank}d", (input, weight), parameters, first)
+        return Call(op, (input, weight), parameters, first)
 
     return lower
 
 
 def _avg_pool(rank: int) -> Callable[..., Lowered]:
+    op = f"avg_pool{rank}d"
+
     def lower(
         input: Tensor,
         kernel_size: Sizes,
@@ -219,12 +223,14 @@ def _avg_pool(rank: int) -> Callable[..., Lowered]:
         """The mean of each window."""
         if ceil_mode or not count_include_pad or divisor_override is not None:
             return "the kernels include the padding in the mean and round sizes down"
-        return _pooled(f"avg_pool{rank}d", rank, input, (kernel_size, stride, padding), first)
+        return _pooled(op, rank, input, (kernel_size, stride, padding), first)
 
     return lower
 
 
 def _max_pool(rank: int) -> Callable[..., Lowered]:
+    op = f"max_pool{rank}d"
+
     def lower(
         input: Tensor,
         kernel_size: Sizes,
@@ -238,7 +244,7 @@ def _max_pool(rank: int) -> Callable[..., Lowered]:
         if ceil_mode or single(dilation, rank) != 1:
             return "the kernels have no dilation and round sizes down"
         finish = tuple if return_indices else first
-        return _pooled(f"max_pool{rank}d", rank, input, (kernel_size, stride, padding), finish)
+        return _pooled(op, rank, input, (kernel_size, stride, padding), finish)
 
     return lower
 
@@ -257,6 +263,8 @@ def _pooled(op: str, rank: int, input: Tensor, window: tuple[Any, Any, Any], fin
 
 
 def _adaptive(rank: int) -> Callable[..., Lowered]:
+    op = f"adaptive_avg_pool{rank}d"
+
     def lower(input: Tensor, output_size: Sizes) -> Lowered:
         """Means of windows, whose number is given by `output_size`."""
         if input.dim() != rank + 2:
@@ -270,7 +278,7 @@ def _adaptive(rank: int) -> Callable[..., Lowered]:
             return "the size is not a number"
         wanted = [given if given is not None else size for given, size in zip(sizes, input.shape[2:], strict=True)]
         parameters = {f"o{axis}": size for axis, size in zip(AXES[rank], wanted, strict=True)}
-        return Call(f"adaptive_avg_pool{rank}d", (input,), parameters, first)
+        return Call(op, (input,), parameters, first)
 
     return lower
 

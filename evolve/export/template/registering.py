@@ -79,8 +79,10 @@ class Registry:
 
         In a graph, this adds no guard on sizes.
         """
-        integers = [value for value in call.parameters.values() if not isinstance(value, float)]
-        floats = [value for value in call.parameters.values() if isinstance(value, float)]
+        declared = self._primitives[call.op].op.parameters
+        integers = [call.parameters[name] for name, value in declared.items() if not isinstance(value, float)]
+        # a caller may give an integer for a float, as PyTorch's own functions do with `beta=1`
+        floats = [float(call.parameters[name]) for name, value in declared.items() if isinstance(value, float)]
         # Determined here, because an op does not know which of its tensors require gradients.
         learns = [x.requires_grad and torch.is_grad_enabled() for x in call.views]
         asks = getattr(getattr(torch.ops, self.namespace), ASKS)
@@ -115,7 +117,10 @@ class Registry:
 
     def opaque(self, name: str, inputs: Tensors, parameters: Mapping[str, Number], lost_bytes: int = 0) -> Tensors:
         """Call the opaque op on tensors of the op's own ranks."""
-        values = [parameters[one] for one in self._primitives[name].op.parameters]
+        declared = self._primitives[name].op.parameters
+        values = [
+            float(parameters[one]) if isinstance(value, float) else parameters[one] for one, value in declared.items()
+        ]
         outputs = getattr(getattr(torch.ops, self.namespace), name)(*inputs, *values, lost_bytes)
         return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
 
