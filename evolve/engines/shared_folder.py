@@ -13,6 +13,7 @@ used in the same way through ssh.
 import contextlib
 import hashlib
 import os
+import random
 import secrets
 import shlex
 import socket
@@ -21,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,9 @@ LOOK_SECONDS = 1.0  # time for which a listing of the folder is used again
 COMMAND_SECONDS = 300.0
 EXISTS = 17  # exit status of a script if the file that it should create exists
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20")
+CONNECTION_LOST = 255  # exit status of ssh itself, for example if its server accepts no more connections for now
+# seconds before each further attempt: at the first contact, the host may be wrong, and later it may only be busy
+FIRST_WAITS, LATER_WAITS = (1.0,), (1.0, 3.0, 10.0, 30.0)
 
 # GNU's find and touch are used; `touch` uses the clock of the machine that holds the disk, so clocks need not agree.
 LIST = 'cd "$1" && mkdir -p claims verdicts && touch ".now-$2" && find . -maxdepth 2 -type f -printf "%T@ %s %P\\n"'
@@ -76,6 +80,7 @@ class Folder:
         self.host = host if is_remote(location) else ""
         self.location, self._path = location, path if self.host else location
         self._token = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._was_reached = False
         if not self.host and not Path(location).is_dir():
             raise UserError(f"there is no folder {location}", "make it, and put an archive with kernels into it")
 
@@ -122,8 +127,18 @@ class Folder:
 
     def _done(self, script: str, arguments: Collection[str], stdin: bytes) -> "subprocess.CompletedProcess[bytes]":
         command = ["sh", "-c", script, "sh", self._path, *arguments]
-        if self.host:
-            command = [*SSH, "--", self.host, shlex.join(command)]
+        if not self.host:
+            return self._finished(command, stdin)
+        command = [*SSH, "--", self.host, shlex.join(command)]
+        for seconds in LATER_WAITS if self._was_reached else FIRST_WAITS:
+            done = self._finished(command, stdin)
+            if done.returncode != CONNECTION_LOST:
+                self._was_reached = True
+                return done
+            time.sleep(random.uniform(1, 2) * seconds)  # many workers may have been refused at the same time
+        return self._finished(command, stdin)
+
+    def _finished(self, command: Sequence[str], stdin: bytes) -> "subprocess.CompletedProcess[bytes]":
         try:
             return subprocess.run(command, input=stdin, capture_output=True, check=False, timeout=COMMAND_SECONDS)
         except (OSError, subprocess.TimeoutExpired) as error:

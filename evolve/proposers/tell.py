@@ -135,7 +135,7 @@ def _entries(files: tuple[Path, ...]) -> Iterator[_Entry]:
 def _read(file: Path) -> str:
     if file.suffix not in SUFFIXES:
         raise UserError(
-            f"{file} must be a .cu or a .jsonl file, got `{file.suffix}`",
+            f"{file} must be a .cu or a .jsonl file",
             "Give kernels as .cu files and the output of a batch as a .jsonl file.",
         )
     try:

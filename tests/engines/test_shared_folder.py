@@ -18,7 +18,10 @@ from evolve.engines.engine import Job
 from evolve.engines.shared_folder import Folder, FolderClaims, gathered_in, is_remote
 from evolve.errors import UserError
 
+# A file `refused` beside it holds a line for each connection that it refuses.
 STAND_IN = """#!/bin/sh
+refused=$(dirname "$0")/refused
+[ ! -s "$refused" ] || { sed -i 1d "$refused"; echo connection closed >&2; exit 255; }
 while [ "$1" != -- ]; do shift; done
 [ "$2" = node7 ] || exit 255
 exec sh -c "$3"
@@ -36,9 +39,7 @@ def location(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
         return str(folder)
     (tmp_path / "bin").mkdir()
     stand_in = tmp_path / "bin" / "ssh"
-    stand_in.write_text(
-        '#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\n[ "$2" = node7 ] || exit 255\nexec sh -c "$3"\n'
-    )
+    stand_in.write_text(STAND_IN)
     stand_in.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     return f"node7:{folder}"
@@ -165,11 +166,38 @@ def test_leaving_removes_files_that_only_this_worker_needs(one: FolderClaims, tm
     assert sorted(path.name for path in (tmp_path / "a folder").iterdir()) == ["claims", "some.db", "verdicts"]
 
 
+@pytest.mark.usefixtures("waits")
 def test_a_folder_that_is_missing_or_cannot_be_reached_is_an_error(location: str) -> None:
     with pytest.raises(UserError, match=r"no folder|cannot be used"):
         Folder(f"{location}/missing").list()
     with pytest.raises(UserError, match="cannot be used"):
         Folder("nobody:folder").list()
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Let nothing wait, and return the times that would have been waited for."""
+    asked: list[float] = []
+    monkeypatch.setattr("evolve.engines.shared_folder.time.sleep", asked.append)
+    return asked
+
+
+@pytest.mark.parametrize("location", ["ssh"], indirect=True)
+def test_a_connection_that_is_refused_is_tried_again_more_often_after_the_first_contact(
+    location: str, tmp_path: Path, waits: list[float]
+) -> None:
+    folder, refused = Folder(location), tmp_path / "bin" / "refused"
+    refused.write_text("once\n" * 2)
+    with pytest.raises(UserError, match="cannot be used: connection closed"):
+        folder.list()
+    assert "some.db" in folder.list().files
+    refused.write_text("once\n" * 4)
+    assert folder.create("a claim")
+    assert not folder.create("a claim")
+    assert len(waits) == 1 + 4
+    refused.write_text("once\n" * 5)
+    with pytest.raises(UserError, match="cannot be used: connection closed"):
+        folder.list()
 
 
 @pytest.mark.parametrize(
