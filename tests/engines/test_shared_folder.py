@@ -14,6 +14,7 @@ from archive import ArchiveError
 from archive.kernel import Proposal
 from archive.records import Evaluation
 from archive.sqlite import open_archive
+from evolve.engines import shared_folder
 from evolve.engines.engine import Job
 from evolve.engines.shared_folder import Folder, FolderClaims, gathered_in, is_remote
 from evolve.errors import UserError
@@ -43,6 +44,12 @@ def location(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
     stand_in.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     return f"node7:{folder}"
+
+
+@pytest.fixture
+def without_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_folder, "FIRST_WAITS", (0.0,))
+    monkeypatch.setattr(shared_folder, "LATER_WAITS", (0.0,) * 4)
 
 
 def with_kernel(path: Path) -> None:
@@ -166,7 +173,7 @@ def test_leaving_removes_files_that_only_this_worker_needs(one: FolderClaims, tm
     assert sorted(path.name for path in (tmp_path / "a folder").iterdir()) == ["claims", "some.db", "verdicts"]
 
 
-@pytest.mark.usefixtures("waits")
+@pytest.mark.usefixtures("without_waits")
 def test_a_folder_that_is_missing_or_cannot_be_reached_is_an_error(location: str) -> None:
     with pytest.raises(UserError, match=r"no folder|cannot be used"):
         Folder(f"{location}/missing").list()
@@ -174,17 +181,10 @@ def test_a_folder_that_is_missing_or_cannot_be_reached_is_an_error(location: str
         Folder("nobody:folder").list()
 
 
-@pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Let nothing wait, and return the times that would have been waited for."""
-    asked: list[float] = []
-    monkeypatch.setattr("evolve.engines.shared_folder.time.sleep", asked.append)
-    return asked
-
-
+@pytest.mark.usefixtures("without_waits")
 @pytest.mark.parametrize("location", ["ssh"], indirect=True)
 def test_a_connection_that_is_refused_is_tried_again_more_often_after_the_first_contact(
-    location: str, tmp_path: Path, waits: list[float]
+    location: str, tmp_path: Path
 ) -> None:
     folder, refused = Folder(location), tmp_path / "bin" / "refused"
     refused.write_text("once\n" * 2)
@@ -194,7 +194,6 @@ def test_a_connection_that_is_refused_is_tried_again_more_often_after_the_first_
     refused.write_text("once\n" * 4)
     assert folder.create("a claim")
     assert not folder.create("a claim")
-    assert len(waits) == 1 + 4
     refused.write_text("once\n" * 5)
     with pytest.raises(UserError, match="cannot be used: connection closed"):
         folder.list()
