@@ -179,6 +179,16 @@ def many_nan(name: str) -> Mapping[str, Arrange]:
     return {f"many_NaN_in_{name}": arrange}
 
 
+def last_bits(name: str) -> Mapping[str, Arrange]:
+    """Return an arrangement of numbers that differ only in their last six bits, for searches that compare fewer."""
+
+    def arrange(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
+        most = 1 + 2**6 * torch.finfo(inputs[name].dtype).eps
+        inputs[name].uniform_(1, most, generator=generator)
+
+    return {f"{name}_in_the_last_bits": arrange}
+
+
 def runs_of_minus_inf(name: str) -> Mapping[str, Arrange]:
     """Return an arrangement in which rows begin or end with runs of -inf that fill tiles, as padding does.
 

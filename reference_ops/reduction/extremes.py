@@ -2,7 +2,7 @@
 
 import torch
 
-from reference_ops.arrangements import many_nan, of_order
+from reference_ops.arrangements import last_bits, many_nan, of_order
 from reference_ops.op import COMMON, Op, Tolerance, rotated, tensors, workloads
 
 
@@ -44,7 +44,7 @@ ops = (
         emulated=EMULATED,
         awkward=AWKWARD,
         values=VALUES,
-        arranged={**of_order("x"), **many_nan("x")},
+        arranged={**of_order("x"), **many_nan("x"), **last_bits("x")},
         flops=lambda dims: dims["rows"] * dims["cols"],
         tolerance=Tolerance(exact=True),  # a selection involves no rounding
     ),
@@ -58,7 +58,7 @@ ops = (
         emulated=EMULATED,
         awkward=AWKWARD,
         values=VALUES,
-        arranged={**of_order("x"), **many_nan("x")},
+        arranged={**of_order("x"), **many_nan("x"), **last_bits("x")},
         flops=lambda dims: dims["rows"] * dims["cols"],
     ),
 )

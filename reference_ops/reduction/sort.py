@@ -2,7 +2,7 @@
 
 import torch
 
-from reference_ops.arrangements import of_order, of_permutation
+from reference_ops.arrangements import last_bits, of_order, of_permutation
 from reference_ops.op import COMMON, COUNTED_NAN, NAN, Op, Tensors, Tolerance, rotated, tensors, workloads
 
 
@@ -61,7 +61,7 @@ ops = (
             "masked",
             "far_below",
         ),  # the rule for ties is part of the contract; sampling masks with -inf
-        arranged=of_order("x"),
+        arranged={**of_order("x"), **last_bits("x")},
         exempt=dict.fromkeys((NAN, COUNTED_NAN), "the order of NaN among numbers is left open"),
         flops=lambda dims: dims["rows"] * dims["cols"] * (dims["cols"] - 1).bit_length() + 1,  # comparisons
         tolerance=Tolerance(exact=True),  # a selection involves no rounding

@@ -2,7 +2,7 @@
 
 import torch
 
-from reference_ops.arrangements import of_order
+from reference_ops.arrangements import last_bits, of_order
 from reference_ops.op import COMMON, COUNTED_NAN, NAN, Op, Tolerance, rotated, tensors, workloads
 
 
@@ -47,7 +47,7 @@ op = Op(
         "masked",
         "far_below",
     ),  # the rule for ties is part of the contract; sampling masks with -inf
-    arranged=of_order("x"),
+    arranged={**of_order("x"), **last_bits("x")},
     exempt=dict.fromkeys((NAN, COUNTED_NAN), "the order of NaN among numbers is left open"),
     valid=lambda known: known["k"] <= known["cols"],
     flops=lambda dims: dims["rows"] * dims["cols"],

@@ -5,7 +5,7 @@ import torch
 from drawn_inputs import drawn, nan_at
 
 from reference_ops import catalog
-from reference_ops.arrangements import filled, of_indices, of_mask, of_order, sprinkled
+from reference_ops.arrangements import filled, last_bits, of_indices, of_mask, of_order, sprinkled
 from reference_ops.inputs import row_groups
 from reference_ops.op import (
     EXTREMES,
@@ -220,3 +220,13 @@ def test_a_maximum_is_tested_with_windows_of_only_minus_inf_after_the_first_plac
     empty = x.isneginf().all(1)
     assert bool(empty.any())
     assert not bool(empty.all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_numbers_in_the_last_bits_are_different_but_equal_in_fewer_bits(dtype: torch.dtype) -> None:
+    x = torch.zeros(4, 500, dtype=dtype)
+    last_bits("x")["x_in_the_last_bits"]({"x": x}, torch.Generator().manual_seed(1), {})
+    steps = (x.double() - 1) / torch.finfo(dtype).eps
+    assert steps.min() >= 0
+    assert steps.max() <= 64
+    assert len(x.unique()) > 32
