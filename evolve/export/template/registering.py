@@ -79,10 +79,9 @@ class Registry:
 
         In a graph, this adds no guard on sizes.
         """
-        declared = self._primitives[call.op].op.parameters
-        integers = [call.parameters[name] for name, value in declared.items() if not isinstance(value, float)]
-        # a caller may give an integer for a float, as PyTorch's own functions do with `beta=1`
-        floats = [float(call.parameters[name]) for name, value in declared.items() if isinstance(value, float)]
+        values = _as_declared(self._primitives[call.op].op, call.parameters).values()
+        integers = [value for value in values if not isinstance(value, float)]
+        floats = [value for value in values if isinstance(value, float)]
         # Determined here, because an op does not know which of its tensors require gradients.
         learns = [x.requires_grad and torch.is_grad_enabled() for x in call.views]
         asks = getattr(getattr(torch.ops, self.namespace), ASKS)
@@ -117,10 +116,7 @@ class Registry:
 
     def opaque(self, name: str, inputs: Tensors, parameters: Mapping[str, Number], lost_bytes: int = 0) -> Tensors:
         """Call the opaque op on tensors of the op's own ranks."""
-        declared = self._primitives[name].op.parameters
-        values = [
-            float(parameters[one]) if isinstance(value, float) else parameters[one] for one, value in declared.items()
-        ]
+        values = _as_declared(self._primitives[name].op, parameters).values()
         outputs = getattr(getattr(torch.ops, self.namespace), name)(*inputs, *values, lost_bytes)
         return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
 
@@ -210,6 +206,14 @@ def schema(op: Op) -> str:
     arguments.append(LOST)
     outputs = ", ".join(["Tensor"] * len(op.outputs))
     return f"({', '.join(arguments)}) -> {outputs if len(op.outputs) == 1 else f'({outputs})'}"
+
+
+def _as_declared(op: Op, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters in the op's order. A caller may give an integer for a float, as with PyTorch's `beta=1`."""
+    return {
+        name: float(parameters[name]) if isinstance(value, float) else parameters[name]
+        for name, value in op.parameters.items()
+    }
 
 
 def _named(op: Op, integers: Sequence[Any], floats: Sequence[float]) -> dict[str, Any]:
