@@ -244,7 +244,7 @@ def _timed(
     for (workload, program), times in zip(declared, baseline_times, strict=True):
         evaluator.watch("time")
         bar_us = None if confirm else bars.get(workload.key)
-        measurements.append(measure(inspector, program, op, workload, times, bar_us))
+        measurements.append(measure(inspector, program, op, workload, times, bar_us, len(declared)))
     return replace(
         verdict,
         log="\n".join(dict.fromkeys(program.log for _, program in declared if program.log)),

@@ -31,7 +31,9 @@ HOPELESS_BASELINES = 3  # factor of the best baseline, used if no kernel has set
 ANCHOR_SHARE = 4  # samples of the kernel per sample of eager PyTorch
 LEAST_ANCHORS = 3
 MOST_SETS, L2_MULTIPLE = 16, 2
-FEW = 2  # number of timed calls whose outputs are checked, besides the fastest call
+# Numbers of timed calls whose outputs are checked, besides the fastest call: of each workload, and of all together.
+# A kernel that accepts one workload, and cheats in four of five calls, would otherwise pass one evaluation in 80.
+CHECKED_CALLS, CHECKED_IN_ALL = 2, 6
 PHYSICAL_MARGIN = 0.8  # factor of the least time at the measured rates, which are not exact
 GRAPH_BELOW_US, GRAPH_CALLS = 20.0, 20
 # the first for a reported interval, the second for the decision whether to continue
@@ -76,13 +78,14 @@ class TimedOutputs:
     """
 
     rng: random.Random
+    checked: int = CHECKED_CALLS  # number of random calls
     offered: int = 0
     fastest: Kept | None = None
     few: list[Kept] = field(default_factory=list)
 
     def offer(self, took_us: float, draw: Draw, slot: CallSlot) -> None:
         self.offered += 1
-        most = 0 if is_huge(draw.op, draw.workload) else FEW
+        most = 0 if is_huge(draw.op, draw.workload) else self.checked
         is_fastest = self.fastest is None or took_us < self.fastest.took_us
         chosen = self.rng.random() < most / self.offered  # reservoir sampling: every call is equally likely to be kept
         if not (is_fastest or chosen):
@@ -112,18 +115,19 @@ def measure(
     workload: Workload,
     baselines: Baselines,
     bar_us: float | None = None,
+    workloads: int = CHECKED_IN_ALL,
 ) -> Measurement:
     """Time one workload. Raises RejectedError if timed outputs are wrong or the time is impossibly short.
 
     `bar_us` is the time to beat: a kernel that is clearly slower is timed in fewer calls, a kernel close to it in more
-    calls.
+    calls. Of few `workloads` that are timed, the outputs of more calls are checked.
     """
     device = inspector.device
     slots = slots_for(inspector, program, op, workload)
     draw = Draw(op, workload, 0)
-    times_us, anchors, timed_outputs = _samples(
-        inspector, program, slots, draw, bar_us, HOPELESS_BASELINES * baselines.best_us
-    )
+    timed_outputs = TimedOutputs(inspector.rng, max(CHECKED_CALLS, math.ceil(CHECKED_IN_ALL / workloads)))
+    hopeless_us = HOPELESS_BASELINES * baselines.best_us
+    times_us, anchors = _samples(inspector, program, slots, draw, timed_outputs, bar_us, hopeless_us)
     coarse, short = len(times_us) < LEAST_SAMPLES, statistics.median(times_us) < GRAPH_BELOW_US
     graph_us = _in_a_graph(device, program, slots) if short and not coarse else None
     slots[0].refill(timed_draw(op, workload, inspector.rng), device)
@@ -171,9 +175,15 @@ def slots_for(inspector: Inspector, program: Program, op: Op, workload: Workload
     return slots
 
 
-def timed_draw(op: Op, workload: Workload, rng: random.Random) -> Draw:
-    """Return inputs for one call, at a random scale if the op accepts any: a kernel may be fast at one scale only."""
-    return Draw(op, workload, rng.randrange(2**31), MOVED if SHIFTED in op.values and op.draw is None else NORMAL)
+def timed_draw(op: Op, workload: Workload, rng: random.Random, turn: int | None = None) -> Draw:
+    """Return inputs for one call, at a random scale if the op accepts any: a kernel may be fast at one scale only.
+
+    Consecutive turns have different poisons, so that a few calls have met them all.
+    """
+    seed = rng.randrange(2**31)
+    if turn is not None:
+        seed += (turn - seed) % len(POISONS)
+    return Draw(op, workload, seed, MOVED if SHIFTED in op.values and op.draw is None else NORMAL)
 
 
 def check_memory(inspector: Inspector, slots: Sequence[CallSlot], workload: Workload) -> None:
@@ -218,20 +228,20 @@ def _samples(
     program: Program,
     slots: Sequence[CallSlot],
     draw: Draw,
+    timed_outputs: TimedOutputs,
     bar_us: float | None,
     hopeless_us: float,
-) -> tuple[list[float], list[float], TimedOutputs]:
-    """Return times of the kernel, times of eager PyTorch taken in between, and outputs of some of the timed calls."""
+) -> tuple[list[float], list[float]]:
+    """Return times of the kernel and of eager PyTorch, taken in between. Outputs of the timed calls are offered."""
     device, rng = inspector.device, inspector.rng
     times_us: list[float] = []
     anchors: list[float] = []
-    timed_outputs = TimedOutputs(rng)
     slots[0].refill(draw, device)
     device.time(lambda: program.launch(slots[0].tensors))
     device.time(lambda: draw.op.call_baseline(slots[0].inputs, draw.workload))
-    started = time.monotonic()
+    started, first = time.monotonic(), rng.randrange(len(POISONS))
     while _continue(times_us, time.monotonic() - started, bar_us, hopeless_us):
-        fresh = timed_draw(draw.op, draw.workload, rng)
+        fresh = timed_draw(draw.op, draw.workload, rng, first + len(times_us))
         slot = slots[len(times_us) % len(slots)]
         slot.refill(fresh, device)
         times_us.append(device.time(lambda: program.launch(slot.tensors)))  # noqa: B023
@@ -240,7 +250,7 @@ def _samples(
         if rng.random() < 1 / ANCHOR_SHARE or due:
             # After the kernel: PyTorch's result on these inputs must not be in memory when the kernel runs.
             anchors.append(device.time(lambda: draw.op.call_baseline(slot.inputs, draw.workload)))  # noqa: B023
-    return times_us, anchors, timed_outputs
+    return times_us, anchors
 
 
 def _continue(times_us: Sequence[float], seconds: float, bar_us: float | None, hopeless_us: float) -> bool:

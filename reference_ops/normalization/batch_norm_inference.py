@@ -1,11 +1,17 @@
 """Batch normalisation of images with the running statistics."""
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch.nn import functional
 
 from reference_ops.arrangements import filled
 from reference_ops.normalization.batch_norm import AWKWARD, CHANNELS, EPS, IMAGES, at, draw_variance, emulated, gpu
-from reference_ops.op import Op, rotated, tensors
+from reference_ops.op import Op, Tensors, rotated, tensors
+
+FAR = 1024.0
 
 
 def batch_norm_inference(
@@ -19,6 +25,12 @@ def batch_norm_inference(
     return functional.batch_norm(x, running_mean, running_var, weight, bias, training=False, eps=eps)
 
 
+def spread_widely(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
+    """Draw variances between 1 and 2**40, and numbers so far from zero that they are not lost beside the bias."""
+    inputs["x"].mul_(FAR)
+    inputs["running_var"].uniform_(0, 40, generator=generator).exp2_()
+
+
 op = Op(
     name="batch_norm_inference",
     note="out = (x - running_mean) / sqrt(running_var + eps) * weight + bias, where these four tensors are per channel "
@@ -30,7 +42,11 @@ op = Op(
     emulated=emulated(eps=EPS),
     awkward=rotated("float32 bfloat16 float16", *AWKWARD, at(1, 1, 1, 1), eps=EPS),
     draw=draw_variance,
-    arranged={"no_variance": filled(running_var=0.0)},
+    arranged={
+        "no_variance": filled(running_var=0.0),
+        "wide_variance": spread_widely,
+        "infinite_variance": filled(running_var=math.inf, bias=0.0),
+    },
     flops=lambda dims: 2 * dims["batch"] * dims["channels"] * dims["height"] * dims["width"],
     # The default tolerance suffices for a product and a sum in float32, rounded once.
 )  # fmt: skip

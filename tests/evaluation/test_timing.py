@@ -123,6 +123,19 @@ def test_every_timed_call_gets_new_inputs_and_poisoned_outputs() -> None:
     assert poisons == set(POISONS)
 
 
+@each({f"seed {seed}": (seed,) for seed in range(9)})
+def test_the_first_timed_calls_meet_every_poison(seed: int) -> None:
+    poisons: list[int] = []
+
+    def work(tensors: Mapping[str, torch.Tensor]) -> None:
+        poisons.append(int(tensors["out"].view(-1).view(torch.uint8)[0]))
+        twice(tensors)
+
+    inspector = Inspector(ScriptedDevice(), Arena("cpu"), random.Random(seed), [], lambda _: None)
+    measure(inspector, program(work), OP, SMALL, Baselines(20.0))
+    assert set(poisons[1 : 1 + len(POISONS)]) == set(POISONS)  # the call before them is a warm-up
+
+
 def test_other_baselines_are_scaled_if_eager_pytorch_has_become_faster() -> None:
     faster = Baselines(20.0, 10.0, None).anchored(18.0)
     assert faster.compile_us == pytest.approx(9.0)
@@ -202,6 +215,13 @@ class SkipsSometimes:
         self.took_us = 10.0 if lazy else 20.0
         if not lazy:
             twice(tensors)
+
+
+@pytest.mark.parametrize(("workloads", "checked"), [(1, 6), (2, 3), (3, 2), (9, 2)])
+def test_more_calls_are_checked_if_few_workloads_are_timed(workloads: int, checked: int) -> None:
+    inspector = Inspector(ScriptedDevice(), Arena("cpu"), random.Random(3), [], lambda _: None)
+    measure(inspector, program(twice), OP, SMALL, Baselines(20.0), workloads=workloads)
+    assert len(inspector.checks) in (checked, checked + 1)  # the fastest call may be one of them
 
 
 @each({f"one of {one_of}, seed {seed}": (one_of, seed) for one_of in (2, 9) for seed in range(5)})
