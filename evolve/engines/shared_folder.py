@@ -47,7 +47,9 @@ FIRST_WAITS, LATER_WAITS = (1.0,), (1.0, 3.0, 10.0, 30.0)
 # GNU's find and touch are used; `touch` uses the clock of the machine that holds the disk, so clocks need not agree.
 LIST = 'cd "$1" && mkdir -p claims verdicts && touch ".now-$2" && find . -maxdepth 2 -type f -printf "%T@ %s %P\\n"'
 READ = 'cat "$1/$2"'
-CREATE = f'cd "$1" && set -C && {{ cat > "$2"; }} 2> /dev/null || {{ [ -e "$2" ] && exit {EXISTS}; exit 1; }}'
+# A file that this process has created already, in an attempt whose connection was lost, is a success.
+CREATE = f'cd "$1" && set -C && {{ echo "$3" > "$2"; }} 2> /dev/null || {{ [ -e "$2" ] || exit 1; \
+[ "$(cat "$2")" = "$3" ] || exit {EXISTS}; }}'
 COMMIT = f'cd "$1" && cat > ".$3" && {{ ln ".$3" "$2" 2> /dev/null; made=$?; rm -f ".$3"; }} && [ $made = 0 ] || {{ \
 [ -e "$2" ] && exit {EXISTS}; exit 1; }}'
 TOUCH = 'cd "$1" && shift && touch -c -- "$@"'
@@ -95,8 +97,8 @@ class Folder:
         return self._run(READ, name)
 
     def create(self, name: str) -> bool:
-        """Create a file; return False if it exists."""
-        return self._run_or_exists(CREATE, name, stdin=f"{self._token}\n".encode())
+        """Create a file that names this process; return False if another process has created it."""
+        return self._run_or_exists(CREATE, name, self._token, stdin=b"")
 
     def commit(self, name: str, content: bytes) -> bool:
         """Write a whole file at once; return False if it exists."""

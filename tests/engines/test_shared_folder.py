@@ -19,12 +19,15 @@ from evolve.engines.engine import Job
 from evolve.engines.shared_folder import Folder, FolderClaims, gathered_in, is_remote
 from evolve.errors import UserError
 
-# A file `refused` beside it holds a line for each connection that it refuses.
+# A file `refused` beside it holds a line for each connection that it refuses, and a file `lost` one for each claim
+# after which the connection ends before the result arrives.
 STAND_IN = """#!/bin/sh
 refused=$(dirname "$0")/refused
+lost=$(dirname "$0")/lost
 [ ! -s "$refused" ] || { sed -i 1d "$refused"; echo connection closed >&2; exit 255; }
 while [ "$1" != -- ]; do shift; done
 [ "$2" = node7 ] || exit 255
+case "$3" in *claims/*) [ ! -s "$lost" ] || { sed -i 1d "$lost"; sh -c "$3"; exit 255; } ;; esac
 exec sh -c "$3"
 """
 KERNEL, DEVICE = twice_kernel(), CPU.key
@@ -193,10 +196,21 @@ def test_a_connection_that_is_refused_is_tried_again_more_often_after_the_first_
     assert "some.db" in folder.list().files
     refused.write_text("once\n" * 4)
     assert folder.create("a claim")
-    assert not folder.create("a claim")
+    assert not Folder(location).create("a claim")
     refused.write_text("once\n" * 5)
     with pytest.raises(UserError, match="cannot be used: connection closed"):
         folder.list()
+
+
+@pytest.mark.usefixtures("without_waits")
+@pytest.mark.parametrize("location", ["ssh"], indirect=True)
+def test_a_claim_whose_connection_was_lost_is_held_by_the_process_that_made_it(
+    one: FolderClaims, other: FolderClaims, tmp_path: Path
+) -> None:
+    (tmp_path / "bin" / "lost").write_text("once\n")
+    assert one.take(KERNEL.id, DEVICE)
+    assert not (tmp_path / "bin" / "lost").read_text()
+    assert not other.take(KERNEL.id, DEVICE)
 
 
 @pytest.mark.parametrize(
