@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from reference_ops.distributions import fill, sprinkle
+from reference_ops.distributions import FARTHEST, fill, sprinkle
 from reference_ops.op import ENDS_WITH_NAN, RUNS_OF_MINUS_INF, Arrange, Tensors
 
 ALL_LAST = "all_last"  # end of the name of an arrangement in which every index is the last one
@@ -231,6 +231,27 @@ def sprinkled(name: str, share: float = 0.25, **values: float) -> Mapping[str, A
         return arrange
 
     return {f"{word}_in_{name}": of(value) for word, value in values.items()}
+
+
+def crowded(name: str, share: float = 0.25) -> Mapping[str, Arrange]:
+    """Return an arrangement in which a share of all elements is NaN or infinite, so that most windows hold several."""
+
+    def arrange(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
+        drawn = torch.empty(inputs[name].shape, device=generator.device).uniform_(generator=generator)
+        for part, value in ((1, math.nan), (2 / 3, math.inf), (1 / 3, -math.inf)):
+            inputs[name].masked_fill_((drawn < share * part).to(inputs[name].device), value)
+
+    return {f"{name}_crowded_with_specials": arrange}
+
+
+def far_from_zero(name: str) -> Mapping[str, Arrange]:
+    """Return an arrangement in which all numbers are equally far from zero, for variances that must not cancel."""
+
+    def arrange(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
+        sign = 1 - 2 * torch.randint(2, (1,), generator=generator, device=generator.device)
+        inputs[name].add_((FARTHEST * sign).to(inputs[name].device))
+
+    return {f"{name}_far_from_zero": arrange}
 
 
 def filled(**values: float) -> Arrange:

@@ -2,6 +2,7 @@
 
 import torch
 
+from reference_ops.arrangements import far_from_zero, filled
 from reference_ops.normalization._moments import drawn_eps
 from reference_ops.normalization.layer_norm import EMULATED, EPS, VARIED, layer_norm, layer_norm_backward
 from reference_ops.normalization.rms_norm import AWKWARD, is_many
@@ -70,6 +71,7 @@ ops = (
         emulated=workloads("float32 bfloat16 float16", *EMULATED, eps=EPS),
         awkward=rotated("float32 bfloat16 float16", *AWKWARD, eps=EPS),
         nan_spreads=True,  # `nan_spreads` also holds in rows of one column
+        arranged=far_from_zero("x"),
         flops=lambda dims: 9 * dims["rows"] * dims["cols"],
         # The default factor suffices: the reference also works in float32 and rounds once.
         tolerance=Tolerance(sums="cols"),
@@ -97,6 +99,7 @@ ops = (
         valid=is_many,
         draw=draw_statistics,
         values=VARIED,
+        arranged={"grad_out_zero": filled(grad_out=0.0), "grad_summed_zero": filled(grad_summed=0.0)},
         flops=lambda dims: 15 * dims["rows"] * dims["cols"],
         # The default factor suffices: PyTorch also sums rows and columns in float32.
         tolerance=Tolerance(sums="rows"),

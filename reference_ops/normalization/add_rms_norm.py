@@ -3,6 +3,7 @@
 import torch
 from torch.nn import functional
 
+from reference_ops.arrangements import filled
 from reference_ops.normalization.rms_norm import AWKWARD, EMULATED, OF_INFINITE_ROWS, is_many, longest_sum
 from reference_ops.op import Op, Tolerance, rotated, tensors, workloads
 
@@ -64,6 +65,7 @@ ops = (
         emulated=workloads("float32 bfloat16 float16", *EMULATED, eps=1e-6),
         awkward=rotated("float32 bfloat16 float16", {"rows": 1, "cols": 31}, *AWKWARD[1:], eps=1e-6),
         valid=is_many,
+        arranged={"grad_out_zero": filled(grad_out=0.0), "grad_summed_zero": filled(grad_summed=0.0)},
         flops=lambda dims: 13 * dims["rows"] * dims["cols"],
         # The default factor suffices: the reference also works in float32 and rounds once. Each gradient of a weight
         # depends on sums over rows and over columns.

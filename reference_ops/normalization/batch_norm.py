@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from reference_ops.arrangements import far_from_zero
 from reference_ops.normalization._moments import drawn_eps, moments_as_on_a_gpu
 from reference_ops.normalization.layer_norm import VARIED
 from reference_ops.op import OF_BATCHES, Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
@@ -155,6 +156,7 @@ ops = (
         by_rows=False,
         draw=draw_variance,
         values=OF_BATCHES,
+        arranged=far_from_zero("x"),
         flops=lambda dims: 8 * dims["channels"] * per_channel(dims),
         # The default factor suffices: PyTorch also sums in float32 and rounds once.
         tolerance=Tolerance(sums="in_two_steps"),

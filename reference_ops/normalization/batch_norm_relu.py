@@ -2,6 +2,7 @@
 
 import torch
 
+from reference_ops.arrangements import far_from_zero
 from reference_ops.normalization import batch_norm as plain
 from reference_ops.normalization.batch_norm import AWKWARD, CHANNELS, EPS, IMAGES, MOMENTUM, at, emulated, gpu
 from reference_ops.normalization.layer_norm import VARIED
@@ -89,6 +90,7 @@ ops = (
         by_rows=False,
         draw=plain.draw_variance,
         values=OF_BATCHES,
+        arranged=far_from_zero("x"),
         flops=lambda dims: 9 * dims["channels"] * plain.per_channel(dims),
         # The default factor suffices: PyTorch also sums in float32 and rounds once.
         tolerance=Tolerance(sums="in_two_steps"),

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from reference_ops.arrangements import far_from_zero
 from reference_ops.distributions import few_bits
 from reference_ops.normalization._moments import drawn_eps
 from reference_ops.normalization.layer_norm import VARIED
@@ -124,6 +125,7 @@ ops = (
         valid=divides,
         draw=draw_apart,
         nan_spreads=True,  # `nan_spreads` also holds in groups of one element
+        arranged=far_from_zero("x"),
         flops=lambda dims: 8 * dims["batch"] * dims["channels"] * dims["height"] * dims["width"],
         # The default factor suffices: the reference sums in float32 and rounds once.
         tolerance=Tolerance(sums="per_group"),

@@ -3,6 +3,7 @@
 import torch
 from torch.nn import functional
 
+from reference_ops.arrangements import far_from_zero
 from reference_ops.normalization import group_norm as plain
 from reference_ops.normalization.group_norm import EPS, Three, at
 from reference_ops.normalization.layer_norm import VARIED
@@ -68,6 +69,7 @@ ops = (
         valid=plain.divides,
         draw=plain.draw_apart,
         nan_spreads=True,  # `nan_spreads` also holds in groups of one element
+        arranged=far_from_zero("x"),
         flops=lambda dims: 12 * dims["batch"] * dims["channels"] * dims["height"] * dims["width"],
         # The default factor suffices: the reference works in float32 and rounds once.
         tolerance=Tolerance(sums="per_group"),

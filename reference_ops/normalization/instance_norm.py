@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from reference_ops.arrangements import far_from_zero
 from reference_ops.normalization import batch_norm
 from reference_ops.normalization._moments import drawn_eps
 from reference_ops.normalization.batch_norm import CHANNELS, IMAGES, ROUNDED, Three, at
@@ -96,6 +97,7 @@ ops = (
         emulated=emulated(eps=EPS),
         awkward=rotated("float32 bfloat16 float16", *AWKWARD, at(2, 1, 1, 2), eps=EPS),
         valid=has_variance,
+        arranged=far_from_zero("x"),
         flops=lambda dims: 8 * dims["channels"] * dims["per_channel"],
         # The default factor suffices: PyTorch also sums in float32 and rounds once.
         tolerance=Tolerance(sums="area"),

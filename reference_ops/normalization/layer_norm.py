@@ -2,6 +2,7 @@
 
 import torch
 
+from reference_ops.arrangements import far_from_zero
 from reference_ops.normalization._moments import drawn_eps, moments_as_on_a_gpu
 from reference_ops.normalization.rms_norm import AWKWARD, is_many
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
@@ -79,6 +80,7 @@ ops = (
         emulated=workloads("float32 bfloat16 float16", *EMULATED, eps=EPS),
         awkward=rotated("float32 bfloat16 float16", *AWKWARD, eps=EPS),
         nan_spreads=True,  # `nan_spreads` also holds in rows of one column
+        arranged=far_from_zero("x"),
         flops=lambda dims: 8 * dims["rows"] * dims["cols"],
         # The default factor suffices: PyTorch also sums in float32 and rounds once.
         tolerance=Tolerance(sums="cols"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch.nn import functional
 
+from reference_ops.arrangements import crowded
 from reference_ops.op import COMMON, Op, Tolerance, Workload, rotated, tensors, workloads
 from reference_ops.pooling._windows import (
     AXES,
@@ -116,6 +117,7 @@ def adaptive_avg_pool(rank: int) -> Op:
         gpu=GPU[rank],
         emulated=EMULATED[rank],
         awkward=AWKWARD[rank],
+        arranged=crowded("x"),
         flops=lambda dims: volume(dims, f"{outer(rank)} taps"),
         tolerance=Tolerance(sums="taps"),  # the default factor suffices for a sum in float32, divided and rounded once
         backward=(f"adaptive_avg_pool{rank}d_backward",),
@@ -152,6 +154,7 @@ def adaptive_avg_pool_backward(rank: int) -> Op:
         emulated=swapped(EMULATED[rank]),
         awkward=swapped(AWKWARD[rank]),
         values=DIVISIBLE,
+        arranged=crowded("grad_out"),
         flops=lambda dims: volume(dims, inner(rank)),
         # The default factor suffices for a sum of a few windows in float32, rounded once.
     )

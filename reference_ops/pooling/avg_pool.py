@@ -3,6 +3,7 @@
 import torch
 from torch.nn import functional
 
+from reference_ops.arrangements import crowded
 from reference_ops.op import Op, Tolerance, Workload, rotated, tensors, workloads
 from reference_ops.pooling._windows import (
     AXES,
@@ -90,6 +91,7 @@ def avg_pool(rank: int) -> Op:
         emulated=EMULATED[rank],
         awkward=AWKWARD[rank],
         valid=fits_inside if rank == 3 else fits,
+        arranged=crowded("x"),
         flops=lambda dims: volume(dims, f"{outer(rank)} taps"),
         tolerance=Tolerance(sums="taps"),  # the default factor suffices for a sum in float32, divided and rounded once
         backward=(f"avg_pool{rank}d_backward",),
@@ -124,6 +126,7 @@ def avg_pool_backward(rank: int) -> Op:
         emulated=of_backward(EMULATED[rank]),
         awkward=of_backward(AWKWARD[rank]),
         valid=fits_inside if rank == 3 else fits,
+        arranged=crowded("grad_out"),
         flops=lambda dims: volume(dims, f"{outer(rank)} taps"),
         # The default factor suffices for a sum of a few windows in float32, rounded once.
     )

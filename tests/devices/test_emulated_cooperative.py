@@ -51,11 +51,19 @@ def test_blocks_of_a_cooperative_grid_can_start_threads_while_others_end_theirs(
     assert y.item() == 300 * 8 * 512
 
 
+def mappings() -> int:
+    return len(MAPPINGS.read_text().splitlines())
+
+
 @pytest.mark.skipif(not MAPPINGS.exists(), reason="only Linux lists a process's mappings")
-def test_a_cooperative_grid_keeps_the_stacks_of_at_most_one_block(device: EmulatedDevice) -> None:
-    kernel = single("__syncthreads();", "int* y", block="[1024]", grid="[8]", more="cooperative = true")
-    y = torch.zeros(1, dtype=torch.int32)
-    program = device.compile(bound(kernel, {"y": y}))
-    before = len(MAPPINGS.read_text().splitlines())
-    device.run(program, {"y": y})
-    assert len(MAPPINGS.read_text().splitlines()) - before < 2 * 1024 + 100  # each stack has a guard page
+@pytest.mark.parametrize("more", ["cooperative = true", ""], ids=["cooperative", "in turn"])
+def test_programs_use_the_same_stacks_in_turn(device: EmulatedDevice, more: str) -> None:
+    """Otherwise a kernel with a program of its own for each workload exceeds the number of a process's mappings."""
+    y, after = torch.zeros(1, dtype=torch.int32), []
+    programs = []
+    for number in range(4):
+        kernel = single(f"__syncthreads();\ny[0] = {number};", "int* y", block="[1024]", grid="[2]", more=more)
+        programs.append(device.compile(bound(kernel, {"y": y})))
+        device.run(programs[-1], {"y": y})
+        after.append(mappings())
+    assert after[-1] - after[0] < 300  # each stack has two, and a loaded program a few

@@ -32,6 +32,8 @@ FAILURES = {1: Outcome.LAUNCH_ERROR, 2: Outcome.CRASHED, 3: Outcome.ILLEGAL, 4: 
 CValue = ctypes.Array[ctypes.c_char]
 ENVIRONMENT_BYTES, SSE_FLAGS = 64, 0x3F  # more bytes than C's `fenv_t` has; the lowest bits of MXCSR
 C_LIBRARY = ctypes.CDLL(None)
+# first of the stacks for threads that no launch uses: a program of its own for each workload would keep too many
+IDLE_STACKS = ctypes.c_void_p()
 NO_ACCESS = 0  # the flag PROT_NONE
 TILE_MAP, MOST_DIMS, MAP_ALIGNMENT, MAP_MARK = struct.Struct("<Q3I5I5Q40xQ"), 5, 64, 0x70616D2D656C6974
 
@@ -186,7 +188,14 @@ class EmulatedProgram:
         call = ctypes.c_void_p(entry.call)
         environment = floating_point_environment()
         failure = self._loaded.library.evolve_launch(
-            call, sizes, ctypes.c_uint(launch.shared), int(launch.cooperative), pointers, message, MESSAGE_BYTES
+            call,
+            sizes,
+            ctypes.c_uint(launch.shared),
+            int(launch.cooperative),
+            pointers,
+            message,
+            MESSAGE_BYTES,
+            ctypes.byref(IDLE_STACKS),
         )
         left = floating_point_environment()
         if restore := getattr(C_LIBRARY, "fesetenv", None):

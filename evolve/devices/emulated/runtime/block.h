@@ -136,11 +136,7 @@ static Fibre* take_fibre() {
     return fibre;
 }
 
-__attribute__((destructor)) static void free_memory() {
-    free(kept_block);
-    spare_idle_fibres();
-    free_spare_fibres(0);
-}
+__attribute__((destructor)) static void free_memory() { free(kept_block); }
 
 static void make_ready(Thread* thread) {
     thread->wait = RUNNING;

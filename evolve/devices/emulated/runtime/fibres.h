@@ -1,4 +1,4 @@
-// Fibres: the stacks that the threads of a block run on, kept between launches.
+// Fibres: the stacks that the threads of a block run on. All libraries of a process use the same ones in turn.
 #pragma once
 #include <pthread.h>
 #include <stdio.h>
@@ -75,14 +75,20 @@ static void spare_idle_fibres() {
     pthread_mutex_unlock(&spare_mutex);
 }
 
-// Frees all but `kept` spare fibres: a process loads many such libraries, whose stacks would fill its memory.
-static void free_spare_fibres(unsigned kept) {
-    Fibre** rest = &spare_fibres;
-    while (*rest && kept--) rest = &(*rest)->next;
-    while (Fibre* fibre = pop(*rest)) {
+static void free_fibres(Fibre* fibres) {
+    while (Fibre* fibre = pop(fibres)) {
         munmap(fibre->stack, MAPPED_BYTES);
         free(fibre);
     }
+}
+
+// Takes the fibres that earlier launches of the process have left.
+static Fibre* taken_from(Fibre** process) { return __atomic_exchange_n(process, nullptr, __ATOMIC_ACQ_REL); }
+
+// Leaves fibres to the next launch, which often runs code of another library.
+static void leave_to(Fibre** process, Fibre*& fibres) {
+    free_fibres(__atomic_exchange_n(process, fibres, __ATOMIC_ACQ_REL));  // those of a simultaneous launch
+    fibres = nullptr;
 }
 
 }  // namespace evolve

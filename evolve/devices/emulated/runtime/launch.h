@@ -186,7 +186,6 @@ static Failure run_together(const Job& launched, char* message, int size) {
         snprintf(message, size_t(size), "%s", residents[index].message);
     }
     free(residents);
-    free_spare_fibres(MAX_THREADS);
     return failure;
 }
 
@@ -194,16 +193,25 @@ static Failure run_together(const Job& launched, char* message, int size) {
 
 }  // namespace evolve
 
-// Runs one launch; returns a Failure and writes its reason to `message`.
+// Runs one launch; returns a Failure and writes its reason to `message`. `stacks` points to the process's idle stacks.
 extern "C" EVOLVE_EXPORT int evolve_launch(void (*entry)(void**), const unsigned* sizes, unsigned shared, int cooperative,
-                                           void** arguments, char* message, int size) {
+                                           void** arguments, char* message, int size, void** stacks) {
     using namespace evolve;
     static Word launches;
     unsigned turn = unsigned(++launches * 0x9e3779b97f4a7c15ull >> 63);  // 1 0 1 0 0 1 0 1 1 0, without a period
     Job launched = {entry, arguments, {sizes[0], sizes[1], sizes[2]}, {sizes[3], sizes[4], sizes[5]}, shared, turn};
+    Fibre** process = reinterpret_cast<Fibre**>(stacks);
 #ifdef EVOLVE_COOPERATIVE
-    if (cooperative) return run_together(launched, message, size);
+    if (cooperative) {
+        spare_fibres = taken_from(process);
+        Failure failure = run_together(launched, message, size);
+        leave_to(process, spare_fibres);
+        return failure;
+    }
 #endif
     (void)cooperative;
-    return run_in_turn(launched, message, size);
+    idle_fibres = taken_from(process);
+    Failure failure = run_in_turn(launched, message, size);
+    leave_to(process, idle_fibres);
+    return failure;
 }
