@@ -5,7 +5,16 @@ import torch
 from drawn_inputs import drawn, nan_at
 
 from reference_ops import catalog
-from reference_ops.arrangements import filled, last_bits, of_indices, of_mask, of_order, sprinkled
+from reference_ops.arrangements import (
+    crowded,
+    far_from_zero,
+    filled,
+    last_bits,
+    of_indices,
+    of_mask,
+    of_order,
+    sprinkled,
+)
 from reference_ops.inputs import row_groups
 from reference_ops.op import (
     EXTREMES,
@@ -181,6 +190,37 @@ def test_a_share_of_an_input_has_one_value() -> None:
     x = torch.ones(100, 100)
     sprinkled("x", 0.25, zeros=0.0)["zeros_in_x"]({"x": x}, torch.Generator().manual_seed(1), {})
     assert 0.2 < float((x == 0).float().mean()) < 0.3
+
+
+def test_a_quarter_of_an_input_is_nan_or_infinite_in_equal_parts() -> None:
+    x = torch.ones(300, 100)
+    crowded("x")["x_crowded_with_specials"]({"x": x}, torch.Generator().manual_seed(1), {})
+    for special in (x.isnan(), x.isposinf(), x.isneginf()):
+        assert float(special.float().mean()) == pytest.approx(1 / 12, abs=0.01)
+    assert float((x == 1).float().mean()) == pytest.approx(3 / 4, abs=0.02)
+
+
+def test_numbers_are_moved_far_from_zero_to_either_side() -> None:
+    centres = set()
+    for seed in range(20):
+        x = torch.zeros(5, 3)
+        far_from_zero("x")["x_far_from_zero"]({"x": x}, torch.Generator().manual_seed(seed), {})
+        centres |= set(x.flatten().tolist())
+    assert centres == {-256.0, 256.0}
+
+
+@pytest.mark.parametrize("name", ["swiglu", "swiglu_backward", "geglu", "geglu_backward"])
+def test_the_gates_of_gated_units_are_drawn_where_they_are_nearly_closed(name: str) -> None:
+    gate = drawn(catalog.load(name), "nearly_closed_gates")["gate"]
+    assert -16 <= float(gate.min()) < float(gate.max()) <= -4
+
+
+def test_variances_of_batch_norm_are_drawn_up_to_infinity() -> None:
+    op = catalog.load("batch_norm_inference")
+    assert drawn(op, "infinite_variance")["running_var"].isposinf().all()
+    wide = drawn(op, "wide_variance")
+    assert float(wide["running_var"].min()) >= 1
+    assert float(wide["x"].abs().max()) > 1000
 
 
 def test_a_saved_output_follows_from_the_arranged_inputs() -> None:
