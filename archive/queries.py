@@ -194,7 +194,7 @@ SOURCES: dict[type, RecordQuery] = {
     KernelSummary: RecordQuery(
         "SELECT number, id, op, family, outline FROM kernel_summaries",
         "ORDER BY number",
-        _by("op", "outline", ids=ID_IN, prefix=ID_PREFIX, after="number > ?", oldest=""),
+        _by("op", ids=ID_IN, prefix=ID_PREFIX, after="number > ?", oldest=""),
         _each(rows.kernel_summary_in),
     ),
     KernelId: RecordQuery("SELECT id FROM kernel_summaries", "ORDER BY number", _by("op"), _each(_shared(KernelId))),

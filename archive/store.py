@@ -50,7 +50,6 @@ class Filters(TypedDict, total=False):
     # with `op` and `device`: only the newest evaluation with times on each set of workloads
     newest_timed: Literal[True]
     code: str
-    outline: str
     # with `op` and `device`: only the evaluations that determine the champions, in the usual order
     contending: Literal[True]
     fastest: int  # at most this many records, those with the largest speedups

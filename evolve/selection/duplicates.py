@@ -2,14 +2,15 @@
 
 import ast
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Protocol
 
 from archive.kernel import Kernel
 from archive.plan import Expression, Launch, Plan
 from archive.records import Evaluation, Outcome, content_id
-from archive.summaries import EvaluationSummary
+from archive.summaries import EvaluationSummary, KernelSummary
 from evolve.devices.source_text import HASHES, PASTES, SPLICE, TOKEN
 
 # Pairs of tokens that become one token unless a blank separates them.
@@ -20,6 +21,7 @@ TYPE = re.compile(
 )
 AFTER_TYPES = frozenset({"*", "&", "const", "volatile", "__restrict__"})
 NAME = re.compile(r"[A-Za-z_]\w*")
+READ_AT_ONCE = 200  # number of kernels whose texts are read at the same time
 GAP, EDGE = " ", "\n"  # token that stands for a blank; no other token is blank
 
 Judged = Evaluation | EvaluationSummary
@@ -28,8 +30,8 @@ Judged = Evaluation | EvaluationSummary
 class JudgedKernels(Protocol):
     """The kernels of an op that have a verdict on the device, except duplicates."""
 
-    def with_outline(self, outline: str) -> Sequence[tuple[Kernel, Judged]]:
-        """Return the kernels whose source has this outline, in the order in which they were proposed."""
+    def with_text(self, kernel: Kernel) -> Judged | None:
+        """Return the newest verdict on another kernel of the same meaning, whose text may differ."""
 
     def with_code(self, code: str) -> Judged | None:
         """Return the oldest verdict on a kernel that compiles to this machine code."""
@@ -44,11 +46,8 @@ class Duplicates:
 
     def by_text(self, kernel: Kernel) -> str:
         """Return a log that names a kernel of the same meaning with another text, or an empty string."""
-        own = None
-        for other, verdict in reversed(self._judged.with_outline(kernel.outline)):
-            own = own or likeness(kernel)
-            if likeness(other) == own and other.id != kernel.id:
-                return f"is a reworded copy of kernel {other.id}, whose verdict is: {verdict.outcome}"
+        if judged := self._judged.with_text(kernel):
+            return f"is a reworded copy of kernel {judged.kernel_id}, whose verdict is: {judged.outcome}"
         return ""
 
     def by_code(self, kernel_id: str, code: str) -> str:
@@ -59,6 +58,29 @@ class Duplicates:
             return f"{same} {judged.kernel_id}, whose verdict is: {judged.outcome}"
         first = self._compiled.setdefault(code, kernel_id)
         return "" if first == kernel_id else f"{same} {first}, which was proposed at the same time"
+
+
+class Texts:
+    """The kernels of an op by the meaning of their text. A kernel is read when another one has the same outline."""
+
+    def __init__(self, read: Callable[[Sequence[str]], Iterable[Kernel]]) -> None:
+        self._read = read
+        self._unread = defaultdict[str, list[str]](list)  # ids of kernels by outline
+        self._alike = defaultdict[str, dict[str, list[str]]](dict)  # the others by outline and likeness, oldest first
+
+    def add(self, kernel: KernelSummary) -> None:
+        self._unread[kernel.outline].append(kernel.id)
+
+    def like(self, kernel: Kernel) -> list[str]:
+        """Return the ids of other kernels of the same meaning, oldest first."""
+        alike, unread = self._alike[kernel.outline], self._unread[kernel.outline]
+        if not alike and set(unread) <= {kernel.id}:
+            return []
+        for first in range(0, len(unread), READ_AT_ONCE):
+            for other in self._read(unread[first : first + READ_AT_ONCE]):
+                alike.setdefault(likeness(other), []).append(other.id)
+        unread.clear()
+        return [one for one in alike.get(likeness(kernel), ()) if one != kernel.id]
 
 
 def oldest_by_code(verdicts: Iterable[EvaluationSummary]) -> dict[str, EvaluationSummary]:
@@ -110,7 +132,7 @@ class Originals:
         self._by_code = None
 
 
-@lru_cache(maxsize=20_000)
+@lru_cache(maxsize=1_000)
 def likeness(kernel: Kernel) -> str:
     """Return a hash that kernels share if they differ only in note, comments, blanks, names and unused knobs."""
     plan, source = kernel.plan, kernel.source

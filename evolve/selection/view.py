@@ -13,7 +13,7 @@ from archive.summaries import EvaluationSummary, Judged, KernelSummary, Proposal
 from evolve.devices.choose import policy_of
 from evolve.request import Candidate
 from evolve.selection import population
-from evolve.selection.duplicates import Originals
+from evolve.selection.duplicates import Originals, Texts
 from evolve.selection.history import History, TriedKernels
 from evolve.selection.lessons import Lessons, shortened
 from evolve.selection.population import Champion, Ranking
@@ -33,6 +33,7 @@ class OpView:
         self._all: dict[str, str] = {}  # family of every kernel of the op, oldest first
         self._judged: dict[str, EvaluationSummary] = {}  # the current verdict on each kernel on the device
         self._originals = Originals(self._judged)
+        self._texts = Texts(lambda ids: store.find(Kernel, ids=ids))
         self._proposals: list[ProposalSummary] = []  # proposals in the scope, oldest first
         self._proposed: set[str] = set()  # the kernels in these proposals
         self._used = Counter[str]()  # how often each kernel was a parent
@@ -244,14 +245,12 @@ class OpView:
 
     # Kernels that a duplicate may repeat.
 
-    def with_outline(self, outline: str) -> list[tuple[Kernel, EvaluationSummary]]:
+    def with_text(self, kernel: Kernel) -> EvaluationSummary | None:
         self._refresh()
-        judged = [
-            kernel.id
-            for kernel in self.store.find(KernelSummary, self.op, outline=outline)
-            if kernel.id in self._judged and self._judged[kernel.id].outcome is not Outcome.DUPLICATE
-        ]
-        return [(kernel, self._judged[kernel.id]) for kernel in self.kernels(judged).values()]
+        for other in reversed(self._texts.like(kernel)):
+            if (verdict := self._judged.get(other)) and verdict.outcome is not Outcome.DUPLICATE:
+                return verdict
+        return None
 
     def with_code(self, code: str) -> EvaluationSummary | None:
         self._refresh()
@@ -271,6 +270,7 @@ class OpView:
         shipped = {one.kernel_id for one in proposals if one.shipped}
         for kernel in self._new_kernels():
             self._all[kernel.id] = kernel.family
+            self._texts.add(kernel)
             if kernel.id in shipped:
                 self._dormant[kernel.id] = []
             elif not self.scope.fresh:

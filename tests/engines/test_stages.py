@@ -80,8 +80,8 @@ class Verdicts:
 
     known: tuple[Evaluation, ...] = ()
 
-    def with_outline(self, _outline: str) -> tuple[()]:
-        return ()
+    def with_text(self, _kernel: Kernel) -> None:
+        return None
 
     def with_code(self, code: str) -> Evaluation | None:
         return next((verdict for verdict in self.known if verdict.traits and verdict.traits.code == code), None)

@@ -3,6 +3,7 @@
 Kernels that compute something else never do.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -11,9 +12,9 @@ from records import failed, passed
 from archive.kernel import Kernel, parse
 from archive.library import shipped
 from archive.records import Evaluation, Outcome, Traits
-from archive.summaries import EvaluationSummary, summary
+from archive.summaries import EvaluationSummary, KernelSummary, summary
 from evolve.selection import duplicates
-from evolve.selection.duplicates import Duplicates, likeness, oldest_by_code
+from evolve.selection.duplicates import Duplicates, Texts, likeness, oldest_by_code
 from reference_ops import catalog
 
 TEXT = """/*---
@@ -192,11 +193,30 @@ class Judged:
 
     kernels: tuple[tuple[Kernel, Evaluation], ...] = ()
 
-    def with_outline(self, outline: str) -> list[tuple[Kernel, Evaluation]]:
-        return [(kernel, verdict) for kernel, verdict in self.kernels if kernel.outline == outline]
+    def with_text(self, kernel: Kernel) -> Evaluation | None:
+        alike = [verdict for other, verdict in self.kernels if likeness(other) == likeness(kernel)]
+        return next((verdict for verdict in alike if verdict.kernel_id != kernel.id), None)
 
     def with_code(self, code: str) -> EvaluationSummary | None:
         return oldest_by_code(summary(verdict) for _, verdict in self.kernels).get(code)
+
+
+def test_only_kernels_whose_outline_occurs_again_are_read() -> None:
+    reworded, other = altered(("most", "largest")), altered(("value / 2", "value * 2 + 1"))
+    read: list[str] = []
+
+    def texts(ids: Sequence[str]) -> list[Kernel]:
+        read.extend(ids)
+        return [kernel for kernel in (KERNEL, reworded, other) if kernel.id in ids]
+
+    known = Texts(texts)
+    for number, kernel in enumerate((KERNEL, other)):
+        known.add(KernelSummary(number, kernel.id, kernel.op, kernel.family, kernel.outline))
+    assert (known.like(KERNEL), read) == ([], [])
+    known.add(KernelSummary(2, reworded.id, reworded.op, reworded.family, reworded.outline))
+    assert known.like(KERNEL) == [reworded.id]
+    assert known.like(reworded) == [KERNEL.id]
+    assert read == [KERNEL.id, reworded.id]
 
 
 def test_a_duplicate_by_text_is_named_with_the_outcome_of_the_kernel_that_it_repeats() -> None:
