@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
-from reference_ops.arrangements import many_nan, of_order, planes_of_minus_inf
+from reference_ops.arrangements import last_bits, many_nan, of_order, planes_of_minus_inf
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
 from reference_ops.pooling._windows import (
     AXES,
@@ -94,7 +94,7 @@ def max_pool(rank: int) -> Op:
         emulated=EMULATED[rank],
         awkward=AWKWARD[rank],
         values=(*COMMON, "ties", "masked", "far_below"),  # the rule for ties is part of the contract
-        arranged={**of_order("x"), **many_nan("x"), **planes_of_minus_inf("x")},
+        arranged={**of_order("x"), **many_nan("x"), **planes_of_minus_inf("x"), **last_bits("x")},
         valid=fits,
         flops=lambda dims: volume(dims, f"{outer(rank)} taps"),
         tolerance=Tolerance(exact=True),  # a selection involves no rounding
