@@ -185,7 +185,7 @@ log_softmax_backward_rows(const grad_out_t* __restrict__ grad_out, const out_t* 
         }
         sum = sum_of_block(sum, turn);
         if constexpr (parts > 1) sum = sum_of_parts(met + (long long)row * parts, arrived + row, part, sum, turn);
-        const float high = float(sum), low = float(sum - high);
+        const float high = float(sum), low = isinf(high) ? 0.0f : float(sum - high);  // inf - inf is NaN
         const int next = row + teams;
 #pragma unroll UNROLL
         for (int slot = threadIdx.x; slot < own; slot += threads) {
