@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from reference_ops.arrangements import runs_of_minus_inf
+from reference_ops.arrangements import runs_of_minus_inf, sprinkled
 from reference_ops.distributions import ONLY_KEY_NAN
 from reference_ops.op import COMMON, Arrange, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
@@ -115,7 +115,11 @@ backward = Op(
     awkward=forward.awkward,
     values=tuple(name for name in OF_GRADIENTS if name in COMMON),
     draw=as_forward_left,
-    arranged={**nan_in_the_only_key("grad_out"), **nan_in_later_keys("grad_out")},
+    arranged={
+        **nan_in_the_only_key("grad_out"),
+        **nan_in_later_keys("grad_out"),
+        **sprinkled("grad_out", 1 / 256, infinity=math.inf),
+    },
     nan_spreads=True,  # `nan_spreads` also holds for the first query, which may see one key
     valid=forward.valid,
     touched={"grad_out": seen, "out": seen},
