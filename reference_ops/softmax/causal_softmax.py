@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from reference_ops.arrangements import runs_of_minus_inf, sprinkled
+from reference_ops.arrangements import runs_of_minus_inf
 from reference_ops.distributions import ONLY_KEY_NAN
 from reference_ops.op import COMMON, Arrange, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
 from reference_ops.softmax.masked_softmax import at, scaled_as_called
-from reference_ops.softmax.softmax import OF_GRADIENTS
+from reference_ops.softmax.softmax import FEW_INFINITIES, OF_GRADIENTS
 
 
 def causal_softmax(x: torch.Tensor, scale: float) -> torch.Tensor:
@@ -118,7 +118,7 @@ backward = Op(
     arranged={
         **nan_in_the_only_key("grad_out"),
         **nan_in_later_keys("grad_out"),
-        **sprinkled("grad_out", 1 / 256, infinity=math.inf),
+        **FEW_INFINITIES,
     },
     nan_spreads=True,  # `nan_spreads` also holds for the first query, which may see one key
     valid=forward.valid,

@@ -1,11 +1,9 @@
 """The logarithm of a softmax over the last dim, and its backward."""
 
-import math
-
 import torch
 
-from reference_ops.arrangements import sprinkled
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.softmax.softmax import FEW_INFINITIES
 
 
 def log_softmax(x: torch.Tensor) -> torch.Tensor:
@@ -68,8 +66,7 @@ backward = Op(
     # With a constant gradient, the true result is zero, and only the rounding of a sum is left.
     values=tuple(name for name in forward.values if name not in ("constant", "far_below")),
     draw=as_forward_left,
-    # few of them, so that some rows have one, which makes the others infinite, and some two
-    arranged=sprinkled("grad_out", 1 / 256, infinity=math.inf),
+    arranged=FEW_INFINITIES,
     flops=lambda dims: 4 * dims["rows"] * dims["cols"],
     # The default factor suffices, as in the forward.
     tolerance=Tolerance(sums="cols"),

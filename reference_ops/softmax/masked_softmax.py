@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from reference_ops.arrangements import of_mask, runs_of_minus_inf, sprinkled, then
+from reference_ops.arrangements import of_mask, runs_of_minus_inf, then
 from reference_ops.distributions import ONLY_KEY_NAN
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
-from reference_ops.softmax.softmax import OF_GRADIENTS, backward_as_called
+from reference_ops.softmax.softmax import FEW_INFINITIES, OF_GRADIENTS, backward_as_called
 
 
 def masked_softmax(x: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
@@ -136,7 +136,7 @@ backward = Op(
     arranged={
         **then(of_mask("mask", hides=True), leave_out),
         "NaN_gradient_of_the_only_key": nan_gradient_of_the_only_key,
-        **sprinkled("grad_out", 1 / 256, infinity=math.inf),
+        **FEW_INFINITIES,
     },
     flops=lambda dims: 5 * dims["batch"] * dims["heads"] * dims["queries"] * dims["keys"],
     # The default factor suffices: the reference sums in float32 and rounds once.

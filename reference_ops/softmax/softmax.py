@@ -11,6 +11,8 @@ from reference_ops.precision import wide
 # The common part of a row's gradients cancels and leaves only rounding, so "shifted" and "constant" are left out.
 # "tiny" gradients times a probability are below float16's smallest number.
 OF_GRADIENTS = (*(name for name in COMMON if name not in ("shifted", "constant", "tiny")), "masked")
+# few of them, so that some rows have one, which makes the others infinite, and some two
+FEW_INFINITIES = sprinkled("grad_out", 1 / 256, infinity=math.inf)
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
@@ -84,8 +86,7 @@ backward = Op(
     awkward=op.awkward,
     values=OF_GRADIENTS,
     draw=as_forward_left,
-    # few of them, so that some rows have one, which makes the others infinite, and some two
-    arranged=sprinkled("grad_out", 1 / 256, infinity=math.inf),
+    arranged=FEW_INFINITIES,
     flops=lambda dims: 4 * dims["rows"] * dims["cols"],
     # The default factor suffices: PyTorch also sums in float32 and rounds once.
     tolerance=Tolerance(sums="cols"),
