@@ -26,6 +26,7 @@ FALLBACK = "emulated"  # used if no GPU is found
 EAGER, COMPILE, AUTOTUNE = EVERY_BASELINE = "eager", "compile", "autotune"
 
 # "compile" applies to each workload, "run" to the candidate only; torch.compile makes "prepare" and "baseline" slow.
+# The processes of "sanitize" have limits of their own, three minutes in all; the rest is for waits for other workers.
 PHASE_SECONDS: Mapping[str, float] = {
     "compile": 20.0,
     "run": 5.0,
@@ -33,7 +34,7 @@ PHASE_SECONDS: Mapping[str, float] = {
     "prepare": 300.0,
     "baseline": 300.0,
     "time": 60.0,
-    "sanitize": 240.0,
+    "sanitize": 1800.0,
     "profile": 120.0,
 }
 

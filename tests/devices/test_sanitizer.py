@@ -2,8 +2,12 @@
 
 import ctypes
 import math
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,7 @@ from device_kernels import bound, made, single
 from archive.kernel import BoundLaunch, BoundMap, Pointer, Pointers
 from archive.records import Sanitized
 from evolve.devices.device import Device, SeparateRun
+from evolve.devices.turns import Turns
 
 pytest.importorskip("cupy")
 
@@ -227,6 +232,49 @@ def test_races_are_looked_for_only_where_there_is_shared_memory(started: Path) -
     ((*reports,),) = sanitizer.sanitize([packed_run("a", shared=0)], 3.0)
     assert [report.tool for report in reports] == [tool for tool in sanitizer.TOOLS if tool != "racecheck"]
     assert len(started.read_text().splitlines()) == len(sanitizer.TOOLS) - 1
+
+
+# A process that has one second for its work, and does it in a turn.
+IN_A_TURN = """
+import signal, sys, time
+from pathlib import Path
+from evolve.devices.cuda import replay
+
+signal.alarm(1)
+with replay.turn(sys.argv[1], Path(sys.argv[2])):
+    time.sleep(float(sys.argv[3]))
+"""
+
+
+def in_a_turn(folder: Path, seconds: float) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, "-c", IN_A_TURN, str(folder), str(folder / "mark.waits"), str(seconds)])
+
+
+def test_the_time_for_which_a_process_waits_until_another_worker_has_timed_does_not_count(tmp_path: Path) -> None:
+    other = Turns(tmp_path, lambda: None, lambda: None)
+    other.take("time")
+    process = in_a_turn(tmp_path, seconds=0.1)
+    while not (tmp_path / "mark.waits").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    with ThreadPoolExecutor() as pool:
+        ended = pool.submit(replay.ended, process, tmp_path, "mark", 0.5)
+        time.sleep(1.5)
+        assert not ended.done()
+        other.leave()
+        assert ended.result(timeout=60)
+    assert process.returncode == 0
+
+
+def test_a_process_that_has_its_turn_ends_after_its_time(tmp_path: Path) -> None:
+    process = in_a_turn(tmp_path, seconds=600)
+    assert process.wait(timeout=60) == -signal.SIGALRM
+
+
+def test_a_process_that_works_too_long_is_not_waited_for(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        assert not replay.ended(process, tmp_path, "mark", 0.3)
+        process.kill()
 
 
 @pytest.mark.gpu

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 CUBIN, PLAN, DONE = "kernel.cubin", "plan.json", "done"
+WAITS, POLL_SECONDS = "waits", 0.1
 RUN = "run"  # prefix of the names of folders that hold one of several runs
 ROOT = Path(__file__).parents[3]
 
@@ -117,8 +119,9 @@ def started(
 ) -> "subprocess.Popen[bytes]":  # fmt: skip
     """Start the tool on a process that replays the folder's run, or all of its runs, and then creates the file `mark`.
 
-    The process ends after `seconds`. With the folder of `turns`, each of its runs waits for a shared turn. The output
-    of the tool and the process goes to `mark`.out. Both stay in this process's group and end with it.
+    The process ends after `seconds`. With the folder of `turns`, each of its runs waits for a shared turn, which does
+    not count. The output of the tool and the process goes to `mark`.out. Both stay in this process's group and end with
+    it.
     """
     process = [sys.executable, "-m", "evolve.devices.cuda.replay", str(folder), mark, str(ceil(seconds)), turns]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
@@ -132,6 +135,23 @@ def started(
 
 def printed(folder: Path, mark: str) -> Path:
     return folder / f"{mark}.out"
+
+
+def ended(process: "subprocess.Popen[bytes]", folder: Path, mark: str, seconds: float) -> bool:
+    """Return whether a started process ends within `seconds`, without the time for which it waits for a turn."""
+    while seconds > 0:
+        began = time.monotonic()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(POLL_SECONDS)
+            return True
+        if not _waits(folder, mark).exists():
+            seconds -= time.monotonic() - began
+    return False
+
+
+def _waits(folder: Path, mark: str) -> Path:
+    """Return the path of a file that exists while the process waits for a turn."""
+    return folder / f"{mark}.{WAITS}"
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
@@ -238,12 +258,23 @@ def main() -> None:
     import_module("evolve.devices.cuda.program")  # imported before the clock starts, because that takes seconds
     signal.alarm(seconds)  # ends this process even if the tool is killed
     for own in sorted(folder.glob(f"{RUN}*")) or [folder]:
-        run(read(own), turns)
+        run(read(own), turn(turns, _waits(folder, mark)))
     (folder / mark).touch()
 
 
-def run(packed_run: PackedRun, turns: str = "") -> None:
-    """Run the launches.
+@contextlib.contextmanager
+def turn(turns: str, waits: Path) -> Iterator[None]:
+    """Hold a shared turn in the body. Until it begins, the file `waits` exists, and the clock of this process stops."""
+    left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
+    waits.touch()
+    with shared(turns):
+        waits.unlink()
+        signal.setitimer(signal.ITIMER_REAL, left)
+        yield
+
+
+def run(packed_run: PackedRun, turn: contextlib.AbstractContextManager[None]) -> None:
+    """Run the launches in a turn.
 
     Every buffer is a separate allocation, so that the tool notices accesses directly outside it.
     """
@@ -255,7 +286,7 @@ def run(packed_run: PackedRun, turns: str = "") -> None:
     addresses = {buffer.name: _placed(buffer) for buffer in packed_run.buffers}
     module = loaded(packed_run.image)
     launches = [prepared(module, step.launch, step.parameter_bytes, step.static_shared) for step in packed_run.steps]
-    with shared(turns):
+    with turn:
         for launch in launches:
             launch.enqueue(addresses.__getitem__, 0)
         runtime.deviceSynchronize()

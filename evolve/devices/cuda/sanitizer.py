@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import tempfile
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -44,7 +43,8 @@ def sanitize(runs: Sequence[PackedRun], seconds: float) -> list[tuple[Sanitized,
     """Return a report per tool for each run, or none if compute-sanitizer is not installed.
 
     A tool takes seconds to start, so one process of it does all runs. If it reports an error, it starts again for each
-    run alone, within `seconds`, to show which run has the error.
+    run alone, within `seconds`, to show which run has the error. No limit counts the time for which a process waits
+    until another worker has timed a kernel.
     """
     tool = command()
     if tool is None:
@@ -71,9 +71,9 @@ def _examined(tool: Path, checks: Sequence[str], runs: Sequence[PackedRun], seco
         folder = Path(name)
         replay.write_all(runs, folder)
         processes = {check: _started(tool, check, folder, seconds) for check in checks}
-        deadline = time.monotonic() + seconds
         try:
-            return tuple(_finished(check, process, folder, deadline, seconds) for check, process in processes.items())
+            with ThreadPoolExecutor() as pool:
+                return tuple(pool.map(lambda each: _finished(each[0], each[1], folder, seconds), processes.items()))
         finally:
             for process in processes.values():
                 replay.end(process)
@@ -98,12 +98,8 @@ def _started(tool: Path, check: str, folder: Path, seconds: float) -> "subproces
     return replay.started([str(tool), *options], folder, _mark(check), seconds, turns=turns)
 
 
-def _finished(
-    check: str, process: "subprocess.Popen[bytes]", folder: Path, deadline: float, seconds: float
-) -> Sanitized:
-    try:
-        process.wait(timeout=max(0.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
+def _finished(check: str, process: "subprocess.Popen[bytes]", folder: Path, seconds: float) -> Sanitized:
+    if not replay.ended(process, folder, _mark(check), seconds):
         return Sanitized(check, None, f"took more than {seconds:.0f} s")
     log = _log(folder, check)
     return judged(
