@@ -54,7 +54,7 @@ def main() -> None:
     profile = Profile()
     engine = wiring.engine(choose.device_kind(requested.device), profile.watch, requested.gpus)
     try:
-        _warm(engine)
+        _warm(engine, len(choose.cards(choose.device_kind(requested.device), requested.gpus)))
         right = _settings(requested.kernels)
         _report("checked and timed on three workloads", engine, right, profile)
         _report("does not compile", engine, [_altered(k, "softmax", "not C++;") for k in right], profile)
@@ -63,9 +63,9 @@ def main() -> None:
         engine.close()
 
 
-def _warm(engine: Engine) -> None:
-    """Start the workers and time the baselines, so that neither counts towards the kernels that follow."""
-    for _ in engine.evaluate([Job(_settings(1)[0], OP)]):
+def _warm(engine: Engine, cards: int) -> None:
+    """Start the workers and time the baselines of each card, so that neither counts towards the kernels that follow."""
+    for _ in engine.evaluate(Job(kernel, OP) for kernel in _settings(2 * cards)):
         pass
 
 
