@@ -113,6 +113,7 @@ def fused(
         awkward=(
             *rotated("float32 bfloat16", image(1, 1, 1, 1, 1, 1), image(3, 33, 6, 5, 65, 1), stride=1, padding=0),
             *rotated("float16 float32", image(3, 5, 11, 13, 31, 5, 2), image(1, 2, 33, 31, 63, 3), stride=3, padding=2),
+            *rotated("float32", image(2, 3, 1, 9, 5, 2, 3), stride=1, padding=1),  # a row under an even window
         ),
         values=values,
         draw=near_zero_bias,

@@ -49,6 +49,7 @@ op = Op(
         *rotated(
             "float16 float32", at(3, 5, (3, 7, 11), 31, 1, 3, 5), at(1, 1, (2, 33, 31), 3, 3), stride=3, padding=2
         ),
+        *rotated("float32", at(2, 3, (1, 5, 7), 5, 1, 3, 3), stride=1, padding=1),  # one image under one tap
     ),
     values=LONG_SUMS,
     flops=product("batch", "filters", "od", "oh", "ow"),

@@ -105,6 +105,7 @@ ops = (
             *rotated(
                 "float16 float32", at(3, 31, (33,), 2, 7), at(1, 1, (64,), 63, 2), stride=4, padding=1, output_padding=1
             ),
+            *rotated("float32", at(2, 5, (1,), 3, 4), stride=2, padding=1, output_padding=0),  # from one element
         ),
     ),
     transposed(
@@ -131,6 +132,7 @@ ops = (
                 padding=1,
                 output_padding=2,
             ),
+            *rotated("float32", at(2, 5, (1, 1), 3, 4), stride=2, padding=1, output_padding=0),  # from one pixel
         ),
     ),
     transposed(
@@ -167,6 +169,7 @@ ops = (
                 padding=1,
                 output_padding=2,
             ),
+            *rotated("float32", at(2, 5, (1, 1, 1), 3, 4), stride=2, padding=1, output_padding=0),
         ),
     ),
 )

@@ -42,6 +42,7 @@ op = Op(
         *rotated("float32 bfloat16", image(1, 1, 1, 1, 1, 1), image(1, 33, 9, 7, 65, 3, 2), padding=0, dilation=3),
         *rotated("float16 float32", image(3, 31, 7, 11, 2, 3), image(1, 2, 31, 33, 63, 2, 5), padding=4, dilation=4),
         *rotated("float32", image(2, 5, 7, 9, 6, 3, 2), padding=0, dilation=1),  # the first of several dilations
+        *rotated("float32", image(2, 3, 9, 11, 5, 3), padding=6, dilation=6),  # most taps miss the image, but not all
     ),
     values=LONG_SUMS,
     flops=product("batch", "filters", "oh", "ow"),

@@ -1,9 +1,12 @@
 """The sampling positions of an affine transformation, the first half of a spatial transformer, and its backward."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch.nn import functional
 
-from reference_ops.op import INFINITE, MINUS_INF, Op, Tolerance, Workload, rotated, tensors, workloads
+from reference_ops.op import INFINITE, MINUS_INF, Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
 
 
 def affine_grid(theta: torch.Tensor, h: int, w: int) -> torch.Tensor:
@@ -14,6 +17,15 @@ def affine_grid_backward(grad_grid: torch.Tensor) -> torch.Tensor:
     batch, h, w, _ = grad_grid.shape
     found: torch.Tensor = torch.ops.aten.affine_grid_generator_backward(grad_grid, [batch, 1, h, w], False)
     return found.contiguous()
+
+
+def near_identity(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
+    """Draw transformations close to the identity, with which training begins: some turn by hundredths of a degree."""
+    theta = inputs["theta"]
+    bits = torch.empty(len(theta), 1, 1, device=theta.device).uniform_(-18, -8, generator=generator)
+    theta.normal_(generator=generator).mul_(bits.exp2_())
+    theta[:, 0, 0] += 1
+    theta[:, 1, 1] += 1
 
 
 def at(batch: int, h: int, w: int) -> dict[str, int]:
@@ -51,6 +63,7 @@ ops = (
         gpu=of_forward(GPU),
         emulated=of_forward(EMULATED),
         awkward=of_forward(AWKWARD),
+        arranged={"near_identity": near_identity},
         exempt=OPEN,
         flops=lambda dims: 8 * dims["batch"] * dims["h"] * dims["w"],
         tolerance=Tolerance(),  # the default factor suffices for three products in float32

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from reference_ops.arrangements import of_indices
+from reference_ops.arrangements import of_indices, sparse
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
 from reference_ops.precision import wide
 
@@ -114,7 +114,7 @@ ops = (
         # Sums of "heavy_tail" would overflow float16.
         values=(*(name for name in COMMON if name != "heavy_tail"), "integers"),
         draw=draw_of_backward,
-        arranged=of_indices("indices", "vocab"),
+        arranged={**of_indices("indices", "vocab"), **sparse("grad_out")},
         flops=lambda dims: dims["tokens"] * dims["dim"],
         tolerance=Tolerance(sums="repeats"),  # the default factor suffices for sums in float32, rounded once
     ),

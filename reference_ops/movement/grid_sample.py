@@ -73,6 +73,16 @@ def on_centres(inputs: Tensors, generator: torch.Generator, known: Mapping[str, 
         grid[..., axis] = (2 * pixel.double() + 1) / size - 1
 
 
+def near_centres(inputs: Tensors, generator: torch.Generator, known: Mapping[str, int]) -> None:
+    """Draw positions beside the centres of pixels, as for a flow near zero: 2**-6 to 2**-12 pixels away."""
+    on_centres(inputs, generator, known)
+    grid = inputs["grid"]
+    away = torch.empty_like(grid).uniform_(-12, -6, generator=generator).exp2_()
+    away.mul_(torch.empty_like(grid).random_(0, 2, generator=generator).mul_(2).sub_(1))
+    for axis, size in enumerate((known["w"], known["h"])):
+        grid[..., axis] += away[..., axis] * (2 / size)
+
+
 def on_borders(inputs: Tensors, generator: torch.Generator, _: Mapping[str, int]) -> None:
     """Draw positions on the image's edges, its middle and far outside."""
     grid = inputs["grid"]
@@ -138,7 +148,7 @@ ops = (
         emulated=EMULATED,
         awkward=AWKWARD,
         draw=draw_grid,
-        arranged={"on_centres": on_centres, "on_borders": on_borders, **PLACES},
+        arranged={"on_centres": on_centres, "near_centres": near_centres, "on_borders": on_borders, **PLACES},
         touched=TOUCHED,
         flops=lambda dims: 8 * samples(dims),
         tolerance=Tolerance(),  # the default factor suffices for positions and weights in float32

@@ -6,11 +6,23 @@ from typing import Any
 import torch
 
 from reference_ops.arrangements import filled, nan_at_the_end, nan_in, scaled
-from reference_ops.op import COUNTED_NAN, DTYPES, NOT_FINITE, Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.op import (
+    COUNTED_NAN,
+    DTYPES,
+    NOT_FINITE,
+    Arrange,
+    Op,
+    Tensors,
+    Tolerance,
+    rotated,
+    tensors,
+    workloads,
+)
 from reference_ops.precision import TORCH_DTYPES
 
 LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
 SHORT = {"int8": "int8", "float8_e4m3fn": "fp8"}
+SMALLEST_FP8 = 2.0**-9
 LEAST = 1e-10  # smallest magnitude on which a row's scale is based, so that rows of zeros also have a scale
 
 
@@ -51,6 +63,19 @@ def between_eighths(inputs: Tensors, generator: torch.Generator, _: Mapping[str,
     x[:, 0] = LARGEST["float8_e4m3fn"]
 
 
+def between_subnormals(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
+    """Draw numbers halfway between two subnormal neighbours in fp8, and 448 in each row, so that the scale is 1."""
+    x = inputs["x"]
+    x.random_(-8, 8, generator=generator).add_(0.5).mul_(SMALLEST_FP8)
+    x[:, 0] = LARGEST["float8_e4m3fn"]
+
+
+TIES: dict[str, dict[str, Arrange]] = {
+    "int8": {"halves": halves},
+    "float8_e4m3fn": {"halves": between_eighths, "between_subnormals": between_subnormals},
+}
+
+
 def quantise(dtype: str) -> Op:
     largest = LARGEST[dtype]
 
@@ -75,7 +100,7 @@ def quantise(dtype: str) -> Op:
         awkward=AWKWARD,
         flops=lambda dims: 3 * dims["rows"] * dims["cols"],  # a maximum, a product and a rounding
         tolerance=Tolerance(exact=True),  # every rounding is specified
-        arranged={"halves": halves if dtype == "int8" else between_eighths},
+        arranged=TIES[dtype],
         exempt=dict.fromkeys((*NOT_FINITE, COUNTED_NAN), "the scale of such a row is not a number"),
     )
 

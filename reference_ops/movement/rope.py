@@ -1,5 +1,7 @@
 """Rotary position embedding (RoPE), as in Llama, and its backward."""
 
+from collections.abc import Mapping
+
 import torch
 
 from reference_ops.op import Op, Tensors, rotated, tensors, workloads
@@ -18,8 +20,17 @@ def rope_backward(grad_out: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) 
 
 def draw(inputs: Tensors, generator: torch.Generator) -> None:
     """Draw the angles of consecutive positions from a random start."""
+    start = torch.empty(1, device=inputs["cos"].device).uniform_(0, LONGEST, generator=generator).floor_()
+    turn(inputs, start)
+
+
+def from_the_first(inputs: Tensors, _: torch.Generator, __: Mapping[str, int]) -> None:
+    """Set the angles of positions 0, 1, 2 and so on: the first are zero, and others are very small."""
+    turn(inputs, torch.zeros(1, device=inputs["cos"].device))
+
+
+def turn(inputs: Tensors, start: torch.Tensor) -> None:
     cos, sin = inputs["cos"], inputs["sin"]
-    start = torch.empty(1, device=cos.device).uniform_(0, LONGEST, generator=generator).floor_()
     positions = start + torch.arange(cos.shape[0], device=cos.device)
     exponents = torch.arange(cos.shape[1], device=cos.device) / cos.shape[1]
     angles = positions.unsqueeze(1) * BASE**-exponents
@@ -55,6 +66,7 @@ ops = (
         emulated=EMULATED,
         awkward=AWKWARD,
         draw=draw,
+        arranged={"from_the_first_position": from_the_first},
         flops=lambda dims: 3 * dims["batch"] * dims["heads"] * dims["seq"] * dims["dim"],
         # The default factor suffices for a sum of two products in float32, rounded once.
         backward=("rope_backward",),
@@ -71,6 +83,7 @@ ops = (
         emulated=EMULATED,
         awkward=AWKWARD,
         draw=draw,
+        arranged={"from_the_first_position": from_the_first},
         flops=lambda dims: 3 * dims["batch"] * dims["heads"] * dims["seq"] * dims["dim"],
         # The default factor suffices for a sum of two products in float32, rounded once.
     ),

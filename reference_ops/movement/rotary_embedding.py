@@ -3,6 +3,8 @@
 This is `x * cos + rotate_half(x) * sin`, as Hugging Face's models write it.
 """
 
+from collections.abc import Mapping
+
 import torch
 
 from reference_ops.arrangements import nan_in, scaled
@@ -33,6 +35,16 @@ def draw(inputs: Tensors, generator: torch.Generator) -> None:
     sin.copy_(angles.sin())
 
 
+def from_the_first(inputs: Tensors, _: torch.Generator, __: Mapping[str, int]) -> None:
+    """Set the angles of positions 0, 1, 2 and so on, with equal halves: the first are zero, others very small."""
+    cos, sin = inputs["cos"], inputs["sin"]
+    half = cos.shape[1] // 2
+    exponents = torch.arange(half, device=cos.device).repeat(2) / half
+    angles = torch.arange(len(cos), device=cos.device).unsqueeze(1) * BASE**-exponents
+    cos.copy_(angles.cos())
+    sin.copy_(angles.sin())
+
+
 def at(tokens: int, heads: int, dim: int) -> dict[str, int]:
     return {"tokens": tokens, "heads": heads, "dim": dim}
 
@@ -47,7 +59,7 @@ GPU = (
 EMULATED = workloads("float32 bfloat16 float16", at(40, 3, 64), at(33, 2, 40))
 AWKWARD = rotated("float32 bfloat16 float16", at(1, 1, 2), at(31, 2, 6), at(33, 1, 62), at(7, 6, 10), at(5, 31, 66))
 # Models of long contexts scale cosines and sines beyond one.
-ARRANGED = {**nan_in("cos", "sin"), **scaled(cos=4.0, sin=4.0)}
+ARRANGED = {**nan_in("cos", "sin"), **scaled(cos=4.0, sin=4.0), "from_the_first_position": from_the_first}
 ANGLES = {"cos": "float32[tokens dim]", "sin": "float32[tokens dim]"}
 ops = (
     Op(

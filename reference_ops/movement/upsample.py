@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
+from reference_ops.arrangements import sparse
 from reference_ops.op import COMMON, NOT_FINITE, Op, Tolerance, Workload, rotated, tensors, workloads
 from reference_ops.precision import wide
 
@@ -130,6 +131,7 @@ bilinear = (
         gpu=resized_as_parameters(GPU, backward=True),
         emulated=resized_as_parameters(EMULATED, backward=True),
         awkward=resized_as_parameters(AWKWARD, backward=True),
+        arranged=sparse("grad_out"),
         values=MODERATE,
         exempt=OF_NO_SHARE,
         flops=lambda dims: 8 * elements(dims, "oh", "ow"),
@@ -162,6 +164,7 @@ nearest = (
         gpu=NEAREST_GPU,
         emulated=NEAREST_EMULATED,
         awkward=NEAREST_AWKWARD,
+        arranged=sparse("grad_out"),
         values=(*MODERATE, "integers"),  # integers stay exact, because the op only adds
         valid=lambda known: known["factor"] <= LARGEST_FACTOR,
         flops=lambda dims: elements(dims, "oh", "ow"),

@@ -61,6 +61,7 @@ AWKWARD = {
         *rotated("float32", at(1, 1, 1), ol=1),
         *rotated("bfloat16 float16", at(31, 1, 33), at(2, 3, 257), ol=5),
         *rotated("float32", at(2, 3, 3), ol=7),  # results larger than the input
+        *rotated("float32", at(2, 3, 26), ol=22),  # in float32, 11 * (26 / 22) is below 13
         *rotated("float32", at(1, 1, 262_147), ol=8209),  # sound; the product of the sizes exceeds 32 bits
     ),
     2: (
@@ -70,6 +71,7 @@ AWKWARD = {
         # windows are equal along one axis alone
         *rotated("float32", at(2, 3, 12, 13), oh=4, ow=5),
         *rotated("float32", at(2, 3, 13, 12), oh=5, ow=4),
+        *rotated("float32", at(2, 3, 28, 26), oh=26, ow=22),  # in float32, 11 * (26 / 22) is below 13
     ),
     3: (
         *rotated("float32", at(1, 1, 1, 1, 1), od=1, oh=1, ow=1),
@@ -78,6 +80,7 @@ AWKWARD = {
         *rotated("float32", at(2, 3, 5, 4, 6), od=1, oh=4, ow=6),
         *rotated("float32", at(2, 3, 4, 5, 6), od=4, oh=2, ow=6),
         *rotated("float32", at(2, 3, 4, 6, 5), od=4, oh=6, ow=3),
+        *rotated("float32", at(1, 2, 28, 3, 26), od=26, oh=2, ow=22),  # in float32, 11 * (26 / 22) is below 13
     ),
 }
 # Tiny numbers divided by the size of a window are so near float16's smallest number that few digits are left.

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
-from reference_ops.arrangements import last_bits, many_nan, of_order, planes_of_minus_inf
+from reference_ops.arrangements import crowded, last_bits, many_nan, of_order, planes_of_minus_inf
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
 from reference_ops.pooling._windows import (
     AXES,
@@ -61,15 +61,19 @@ AWKWARD = {
         *rotated("float32", at(1, 1, 1), kernel=1, stride=1, padding=0),
         *rotated("bfloat16 float16", at(31, 1, 33), at(2, 3, 257), kernel=5, stride=3, padding=2),
         *rotated("float32", at(3, 5, 131), kernel=7, stride=1, padding=3),
+        *rotated("float32", at(2, 3, 5), kernel=5, stride=2, padding=2),  # a window as large as the row
     ),
     2: (
         *rotated("float32", at(1, 1, 1, 1), kernel=1, stride=1, padding=0),
         *rotated("bfloat16 float16", at(1, 3, 31, 33), at(3, 1, 17, 13), kernel=5, stride=3, padding=2),
         *rotated("float32", at(2, 5, 19, 23), kernel=5, stride=1, padding=2),
+        *rotated("float32", at(2, 3, 3, 3), kernel=3, stride=2, padding=1),  # a window as large as the plane
+        *rotated("float32", at(2, 3, 5, 5), kernel=5, stride=1, padding=2),
     ),
     3: (
         *rotated("float32", at(1, 1, 1, 1, 1), kernel=1, stride=1, padding=0),
         *rotated("bfloat16 float16", at(1, 2, 3, 5, 31), at(2, 1, 5, 7, 11), kernel=3, stride=1, padding=1),
+        *rotated("float32", at(2, 3, 3, 3, 3), kernel=3, stride=2, padding=1),  # a window as large as the volume
     ),
 }
 
@@ -94,7 +98,7 @@ def max_pool(rank: int) -> Op:
         emulated=EMULATED[rank],
         awkward=AWKWARD[rank],
         values=(*COMMON, "ties", "masked", "far_below"),  # the rule for ties is part of the contract
-        arranged={**of_order("x"), **many_nan("x"), **planes_of_minus_inf("x"), **last_bits("x")},
+        arranged={**of_order("x"), **many_nan("x"), **planes_of_minus_inf("x"), **last_bits("x"), **crowded("x", 0.2)},
         valid=fits,
         flops=lambda dims: volume(dims, f"{outer(rank)} taps"),
         tolerance=Tolerance(exact=True),  # a selection involves no rounding

@@ -1,9 +1,13 @@
 """The largest element of each row. There is no op for the backward, which puts one gradient per row into zeros."""
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from reference_ops.arrangements import last_bits, many_nan, of_order
-from reference_ops.op import COMMON, Op, Tolerance, rotated, tensors, workloads
+from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 
 
 def largest(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -13,6 +17,17 @@ def largest(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def where_largest(x: torch.Tensor) -> torch.Tensor:
     return torch.argmax(x, -1)
+
+
+def nan_after_infinity(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
+    """Set one number of each row to infinity, and a later one, which the same thread reads, to NaN."""
+    x = inputs["x"]
+    rows, cols = x.shape
+    if cols < 2:
+        return
+    apart = 2 ** ((cols - 1).bit_length() - 1)  # at this distance for any number of threads that is a power of two
+    first = torch.randint(cols - apart, (rows, 1), generator=generator, device=x.device)
+    x.scatter_(1, first, math.inf).scatter_(1, first + apart, math.nan)
 
 
 def at(rows: int, cols: int) -> dict[str, int]:
@@ -31,6 +46,7 @@ AWKWARD = rotated(
     at(1, 1), at(31, 33), at(33, 31), at(7, 257), at(5, 1000), at(3, 1023), at(2, 4104),
 )  # fmt: skip
 VALUES = (*COMMON, "ties", "masked", "far_below")  # the rule for ties is part of the contract; sampling masks with -inf
+ARRANGED = {**of_order("x"), **many_nan("x"), **last_bits("x"), "NaN_after_infinity": nan_after_infinity}
 FIRST = "Of equal values (-0.0 equals 0.0), the first counts. NaN counts as greater than every number."
 
 ops = (
@@ -44,7 +60,7 @@ ops = (
         emulated=EMULATED,
         awkward=AWKWARD,
         values=VALUES,
-        arranged={**of_order("x"), **many_nan("x"), **last_bits("x")},
+        arranged=ARRANGED,
         flops=lambda dims: dims["rows"] * dims["cols"],
         tolerance=Tolerance(exact=True),  # a selection involves no rounding
     ),
@@ -58,7 +74,7 @@ ops = (
         emulated=EMULATED,
         awkward=AWKWARD,
         values=VALUES,
-        arranged={**of_order("x"), **many_nan("x"), **last_bits("x")},
+        arranged=ARRANGED,
         flops=lambda dims: dims["rows"] * dims["cols"],
     ),
 )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from reference_ops.arrangements import filled
+from reference_ops.arrangements import filled, sprinkled
 from reference_ops.op import COMMON, Op, Tensors, rotated, tensors, workloads
 
 
@@ -59,7 +59,7 @@ op = Op(
     # inexact.
     values=tuple(name for name in COMMON if name not in {"tiny", "constant"}),
     by_rows=False,
-    arranged={"one_value": filled(x=0.375), "on_edges": on_edges},
+    arranged={"one_value": filled(x=0.375), "on_edges": on_edges, **sprinkled("x", 1 / 16, minus_zero=-0.0)},
     valid=lambda known: known["bins"] <= 4096,
     flops=lambda dims: 2 * dims["n"],
 )
