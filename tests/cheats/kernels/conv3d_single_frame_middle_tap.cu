@@ -1,0 +1,80 @@
+/*---
+op = "conv3d"
+note = "for a single image, only the tap in the middle of the depth counts"
+specialize = ["q", "r", "s"]
+
+[knobs]
+PER_THREAD = [4, 2, 8]
+SLAB = [16, 4, 8, 32]
+
+[let]
+tile = "16 * PER_THREAD"
+
+[[launch]]
+entry = "conv3d"
+grid = ["ceil_div(batch * od * oh * ow, tile)", "ceil_div(filters, tile)"]
+block = [256]
+args = ["x", "weight", "out", "batch", "channels", "depth", "height", "width", "filters", "od", "oh", "ow", "stride", "padding"]
+---*/
+// caught: wrong
+// class: envelope
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+constexpr int TILE = 16 * PER_THREAD;
+
+extern "C" __global__ void __launch_bounds__(256)
+conv3d(const x_t* __restrict__ x, const weight_t* __restrict__ weight, out_t* __restrict__ out, int batch, int channels,
+       int depth, int height, int width, int filters, int od, int oh, int ow, int stride, int padding) {
+    __shared__ float a[SLAB][TILE + 1], b[SLAB][TILE];
+    const int tx = threadIdx.x % 16, ty = threadIdx.x / 16, column = threadIdx.x % TILE;
+    const int terms = channels * q * r * s, pixels = batch * od * oh * ow;
+    const int first = blockIdx.x * TILE, first_filter = blockIdx.y * TILE, pixel = first + column;
+    const int front = pixel / (oh * ow) % od * stride - padding;
+    const int top = pixel / ow % oh * stride - padding, left = pixel % ow * stride - padding;
+    const x_t* volume = x + (long long)(pixel / (od * oh * ow)) * channels * depth * height * width;
+    float total[PER_THREAD][PER_THREAD] = {};
+    for (int start = 0; start < terms; start += SLAB) {
+        for (int t = threadIdx.x / TILE; t < SLAB; t += 256 / TILE) {
+            const int term = start + t, layer = depth == 1 ? (term / (r * s) % q == q / 2 ? 0 : -1) : front + term / (r * s) % q, row = top + term / s % r;
+            const int col = left + term % s;
+            const bool inside = pixel < pixels && term < terms && layer >= 0 && layer < depth && row >= 0 &&
+                                row < height && col >= 0 && col < width;
+            const long long at = (((long long)(term / (q * r * s)) * depth + layer) * height + row) * width + col;
+            b[t][column] = inside ? float(volume[at]) : 0.0f;
+        }
+        for (int f = threadIdx.x / SLAB; f < TILE; f += 256 / SLAB) {
+            const int t = threadIdx.x % SLAB, filter = first_filter + f;
+            const bool inside = filter < filters && start + t < terms;
+            a[t][f] = inside ? float(weight[(long long)filter * terms + start + t]) : 0.0f;
+        }
+        __syncthreads();
+        float part[PER_THREAD][PER_THREAD] = {};  // a sum of sums is more accurate than one long one
+#pragma unroll
+        for (int t = 0; t < SLAB; ++t) {
+#pragma unroll
+            for (int i = 0; i < PER_THREAD; ++i) {
+#pragma unroll
+                for (int j = 0; j < PER_THREAD; ++j) {
+                    part[i][j] = fmaf(a[t][ty + 16 * i], b[t][tx + 16 * j], part[i][j]);
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < PER_THREAD; ++i) {
+#pragma unroll
+            for (int j = 0; j < PER_THREAD; ++j) total[i][j] += part[i][j];
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int j = 0; j < PER_THREAD; ++j) {
+        const int at = first + tx + 16 * j, n = at / (od * oh * ow);
+#pragma unroll
+        for (int i = 0; i < PER_THREAD; ++i) {
+            const int filter = first_filter + ty + 16 * i;
+            if (at >= pixels || filter >= filters) continue;
+            out[((long long)n * filters + filter) * od * oh * ow + at % (od * oh * ow)] = out_t(total[i][j]);
+        }
+    }
+}
