@@ -9,6 +9,7 @@ import torch
 from reference_ops.distributions import few_bits
 from reference_ops.op import Arrange, Tensors
 
+Sets = Callable[[torch.Tensor, Mapping[str, Any]], torch.Tensor]
 THREADS = 128  # number of threads of a block, each of which updates its own moments, element by element
 SMALLEST_EPS, LARGEST_EPS = -5.0, -3.0  # powers of ten; PyTorch's default is the smallest
 
@@ -36,24 +37,22 @@ def moments_as_on_a_gpu(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     return mean, squares / count
 
 
-def constant_sets(name: str, kept: int, save: Callable[..., None], groups: str = "") -> Mapping[str, Arrange]:
+def constant_sets(
+    name: str, save: Callable[[Tensors, torch.Generator], None], sets: Sets = lambda x, _: x
+) -> Mapping[str, Arrange]:
     """Return an arrangement in which a quarter of the sets that share statistics are constant, half of these zero.
 
-    Padding and dead channels are such sets. They have no variance, but gradients. The first dims up to `kept` count the
-    sets, or the second dim alone if `kept` is 0; with `groups`, the size of the second is this parameter. `save`
-    computes what the forward saved. A single set stays as it is, because the gradient of its weight would be zero.
+    Padding and dead channels are such sets: they have no variance, but gradients. `sets` returns a view of the tensor
+    with sets in its first dim, and `save` computes the forward's results. A single set does not become constant.
     """
 
     def arrange(inputs: Tensors, generator: torch.Generator, known: Mapping[str, Any]) -> None:
-        x = inputs[name]
-        sets = x.view(len(x), known[groups], -1) if groups else x.view(*x.shape[:kept or 2], -1)
-        size = sets.shape[:kept] if kept else (1, sets.shape[1])
-        count = size.numel() if isinstance(size, torch.Size) else size[1]
-        order = torch.randperm(count, generator=generator, device=x.device)
-        rank = order.view(*size, *[1] * (sets.ndim - len(size)))
-        values = few_bits(torch.empty_like(rank, dtype=x.dtype).normal_(generator=generator))
-        chosen = rank < min(max(1, count // 4), count - 1)
-        sets.copy_(torch.where(chosen, torch.where(rank % 2 == 0, 0, values), sets))
+        every = sets(inputs[name], known)
+        count = len(every)
+        rank = torch.randperm(count, generator=generator, device=every.device).view(-1, *[1] * (every.ndim - 1))
+        values = few_bits(torch.empty_like(rank, dtype=every.dtype).normal_(generator=generator))
+        constant = values.masked_fill_(rank % 2 == 0, 0)
+        every.copy_(torch.where(rank < min(max(1, count // 4), count - 1), constant, every))
         save(inputs, generator)
 
     return {f"constant_sets_in_{name}": arrange}
