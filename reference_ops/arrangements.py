@@ -16,6 +16,7 @@ from reference_ops.op import ENDS_WITH_NAN, RUNS_OF_MINUS_INF, Arrange, Tensors
 ALL_LAST = "all_last"  # end of the name of an arrangement in which every index is the last one
 FAINT_BITS, FAINT_BITS_IN_FLOAT16 = 20, 9  # a faint factor is scaled by 2**-20, a huge one by 2**20
 WIDEST_BITS, WIDEST_BITS_IN_FLOAT16 = 14, 6  # range of scales along a sum of products: from 2**-14 to 2**14
+UNUSED_RUN = 64  # length of the runs of unused elements
 SHARE_OF_BLOCK = 3  # a block hides one key in three
 # smallest distance of moved scores from zero, and the element of the keys that moves them
 MOVED_SCORE, MOVED_KEY = 256.0, 16.0
@@ -291,6 +292,23 @@ def filled(**values: float) -> Arrange:
             inputs[name].fill_(value)
 
     return arrange
+
+
+def unused(*names: str) -> Mapping[str, Arrange]:
+    """Return an arrangement in which vectors are zero at the same places, as for parameters that are not in use.
+
+    These are a quarter of all elements, half of them in runs.
+    """
+
+    def arrange(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
+        like = inputs[names[0]]
+        runs = torch.rand(1 + len(like) // UNUSED_RUN, generator=generator, device=like.device)
+        single = torch.rand(like.shape, generator=generator, device=like.device) < 1 / 8
+        chosen = single | (runs < 1 / 8).repeat_interleave(UNUSED_RUN)[: len(like)]
+        for name in names:
+            inputs[name].masked_fill_(chosen, 0)
+
+    return {"unused_elements": arrange}
 
 
 def then(arrangements: Mapping[str, Arrange], save: Callable[[Tensors], None]) -> Mapping[str, Arrange]:

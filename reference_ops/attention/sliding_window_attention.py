@@ -71,6 +71,9 @@ op = Op(
         *rotated("float32 bfloat16 float16", at(1, 2, 1, 1, 8), at(2, 6, 2, 31, 8), at(1, 4, 2, 65, 24), window=33),
         *rotated("bfloat16 float16", at(1, 3, 3, 63, 72), at(3, 5, 1, 9, 16), window=1),
         *rotated("float16 float32", at(1, 2, 1, 129, 16), at(1, 1, 1, 63, 8), window=64),
+        # windows of whole tiles and one key less
+        *rotated("float32", at(1, 1, 1, 193, 8), window=127),
+        *rotated("float32", at(1, 1, 1, 193, 16), window=128),
     ),
     valid=fits,
     draw=draw_scores,

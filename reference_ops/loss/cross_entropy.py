@@ -1,12 +1,13 @@
 """Cross entropy of logits and target classes, with the log-sum-exp that its backward needs, and the backward."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from reference_ops.arrangements import far_below, of_indices, one_ahead, scaled, then
+from reference_ops.arrangements import far_below, filled, of_indices, one_ahead, scaled, then
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 
 IGNORED = -100
@@ -175,7 +176,8 @@ backward = Op(
     awkward=tuple(workload for workload in forward.awkward if workload.dtype != "float16"),
     values=COMMON,
     draw=draw_backward,
-    arranged={**then(FORWARD, save_lse), **scaled(grad_loss=-1e-8)},
+    # a gradient of NaN, as after an overflow, must not reach ignored rows
+    arranged={**then(FORWARD, save_lse), **scaled(grad_loss=-1e-8), "NaN_gradient": filled(grad_loss=math.nan)},
     # With full label smoothing, gradients are probabilities minus equal shares: differences of almost equal numbers.
     valid=lambda known: 0 <= known["label_smoothing"] < 1,
     flops=lambda dims: 4 * dims["rows"] * dims["vocab"],

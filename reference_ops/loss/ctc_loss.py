@@ -7,7 +7,18 @@ import torch
 from torch.nn import functional
 
 from reference_ops.arrangements import filled, then
-from reference_ops.op import COMMON, COUNTED_NAN, NOT_FINITE, Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.op import (
+    COMMON,
+    COUNTED_NAN,
+    NOT_FINITE,
+    Arrange,
+    Op,
+    Tensors,
+    Tolerance,
+    rotated,
+    tensors,
+    workloads,
+)
 
 aten = torch.ops.aten
 Two = tuple[torch.Tensor, torch.Tensor]
@@ -117,10 +128,24 @@ def too_few_frames(inputs: Tensors, _: torch.Generator, __: Mapping[str, int]) -
     inputs["input_lengths"][1::2] = inputs["target_lengths"][1::2]
 
 
+def padded_with(value: int) -> Arrange:
+    """Fill the targets behind each target_length, which have no effect in PyTorch, with one value."""
+
+    def arrange(inputs: Tensors, _: torch.Generator, __: Mapping[str, int]) -> None:
+        targets = inputs["targets"]
+        behind = torch.arange(targets.shape[1], device=targets.device) >= inputs["target_lengths"].unsqueeze(1)
+        targets.masked_fill_(behind, value)
+
+    return arrange
+
+
 ALWAYS_POSSIBLE = {
     "no_labels": filled(target_lengths=0),
     "full_lengths": full_lengths,
     "one_label": filled(targets=1, target_lengths=1),
+    "targets_padded_with_blanks": padded_with(BLANK),
+    "targets_padded_with_-1": padded_with(-1),
+    "targets_padded_with_-100": padded_with(-100),
 }
 
 

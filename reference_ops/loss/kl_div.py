@@ -1,5 +1,6 @@
 """The Kullback-Leibler divergence of log-probabilities from target probabilities, and its backward."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,6 +43,21 @@ def zeros(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> 
     inputs["target"].masked_fill_(some, 0)
 
 
+def impossible(inputs: Tensors, generator: torch.Generator, known: Mapping[str, Any]) -> None:
+    """Set log_probs to -inf where a few zeros of the target are: 0 times an infinity is NaN, as in PyTorch."""
+    zeros(inputs, generator, known)
+    inputs["target"].view(-1)[-1:] = 0
+    few = torch.empty_like(inputs["target"], dtype=torch.bool).bernoulli_(1 / 64, generator=generator)
+    few.view(-1)[-1:] = True
+    inputs["log_probs"].masked_fill_(few & (inputs["target"] == 0), -math.inf)
+
+
+def infinite_gradient(inputs: Tensors, generator: torch.Generator, known: Mapping[str, Any]) -> None:
+    """Set the loss's gradient to infinity, as after an overflow: where the target is zero, the gradient is NaN."""
+    zeros(inputs, generator, known)
+    inputs["grad_loss"].fill_(math.inf)
+
+
 def one_below_zero(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
     """Make one number of the target negative: it has no logarithm, so the loss is NaN."""
     flat = inputs["target"].view(-1)
@@ -60,7 +76,8 @@ ops = (
     Op(
         name="kl_div",
         note="loss is the sum of target * (log(target) - log_probs) over everything, divided by rows; a term is 0 "
-        "where target is 0, and NaN where target is negative. loss is float32 for inputs of any dtype, as under "
+        "where target is 0 and log_probs is finite, and NaN where target is 0 and log_probs infinite, or target is "
+        "negative. loss is float32 for inputs of any dtype, as under "
         "autocast.",
         reference=kl_div,
         baseline=in_own_dtype,
@@ -80,6 +97,7 @@ ops = (
             **nan_in("log_probs", "target"),
             **nan_at_the_end("log_probs", "target"),
             "zeros_in_target": zeros,
+            "impossible_where_target_is_zero": impossible,
             "target_below_zero": one_below_zero,
         },
         # a logarithm, a subtraction, a multiplication and an addition
@@ -107,7 +125,11 @@ ops = (
         awkward=AWKWARD,
         values=VALUES,
         draw=draw_backward,
-        arranged={**scaled(grad_loss=-1e-8), "target_below_zero": one_below_zero},
+        arranged={
+            **scaled(grad_loss=-1e-8),
+            "target_below_zero": one_below_zero,
+            "infinite_gradient": infinite_gradient,
+        },
         flops=lambda dims: dims["rows"] * dims["cols"],
         # The default factor suffices for one product, rounded once.
     ),

@@ -1,9 +1,15 @@
 """Mean and variance of rows as PyTorch computes them on a GPU. On a CPU, PyTorch's float32 errors would be smaller."""
 
 import random
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
+from reference_ops.distributions import few_bits
+from reference_ops.op import Arrange, Tensors
+
+Sets = Callable[[torch.Tensor, Mapping[str, Any]], torch.Tensor]
 THREADS = 128  # number of threads of a block, each of which updates its own moments, element by element
 SMALLEST_EPS, LARGEST_EPS = -5.0, -3.0  # powers of ten; PyTorch's default is the smallest
 
@@ -29,6 +35,27 @@ def moments_as_on_a_gpu(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
         mean = mean + off * share
         squares, count = squares + other_squares + off * off * count * share, total
     return mean, squares / count
+
+
+def constant_sets(
+    name: str, save: Callable[[Tensors, torch.Generator], None], sets: Sets = lambda x, _: x
+) -> Mapping[str, Arrange]:
+    """Return an arrangement in which a quarter of the sets that share statistics are constant, half of these zero.
+
+    Padding and dead channels are such sets: they have no variance, but gradients. `sets` returns a view of the tensor
+    with sets in its first dim, and `save` computes the forward's results. A single set does not become constant.
+    """
+
+    def arrange(inputs: Tensors, generator: torch.Generator, known: Mapping[str, Any]) -> None:
+        every = sets(inputs[name], known)
+        count = len(every)
+        rank = torch.randperm(count, generator=generator, device=every.device).view(-1, *[1] * (every.ndim - 1))
+        values = few_bits(torch.empty_like(rank, dtype=every.dtype).normal_(generator=generator))
+        constant = values.masked_fill_(rank % 2 == 0, 0)
+        every.copy_(torch.where(rank < min(max(1, count // 4), count - 1), constant, every))
+        save(inputs, generator)
+
+    return {f"constant_sets_in_{name}": arrange}
 
 
 def drawn_eps(generator: torch.Generator) -> float:

@@ -3,7 +3,7 @@
 import torch
 
 from reference_ops.arrangements import far_from_zero, filled
-from reference_ops.normalization._moments import drawn_eps
+from reference_ops.normalization._moments import constant_sets, drawn_eps
 from reference_ops.normalization.layer_norm import EMULATED, EPS, VARIED, layer_norm, layer_norm_backward
 from reference_ops.normalization.rms_norm import AWKWARD, is_many
 from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
@@ -99,7 +99,11 @@ ops = (
         valid=is_many,
         draw=draw_statistics,
         values=VARIED,
-        arranged={"grad_out_zero": filled(grad_out=0.0), "grad_summed_zero": filled(grad_summed=0.0)},
+        arranged={
+            "grad_out_zero": filled(grad_out=0.0),
+            "grad_summed_zero": filled(grad_summed=0.0),
+            **constant_sets("summed", draw_statistics),
+        },
         flops=lambda dims: 15 * dims["rows"] * dims["cols"],
         # The default factor suffices: PyTorch also sums rows and columns in float32.
         tolerance=Tolerance(sums="rows"),

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from reference_ops.arrangements import far_from_zero
-from reference_ops.normalization._moments import drawn_eps, moments_as_on_a_gpu
+from reference_ops.normalization._moments import constant_sets, drawn_eps, moments_as_on_a_gpu
 from reference_ops.normalization.layer_norm import VARIED
 from reference_ops.op import OF_BATCHES, Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
 
@@ -84,6 +84,10 @@ def draw_statistics(inputs: Tensors, generator: torch.Generator) -> None:
     variance, mean = torch.var_mean(inputs["x"].double(), (0, 2, 3), correction=0)
     inputs["mean"].copy_(mean)
     inputs["rstd"].copy_(variance.add_(drawn_eps(generator)).rsqrt_())
+
+
+def by_channel(x: torch.Tensor, _: Mapping[str, Any]) -> torch.Tensor:
+    return x.transpose(0, 1)
 
 
 def at(batch: int, channels: int, height: int, width: int) -> dict[str, int]:
@@ -180,6 +184,7 @@ ops = (
         by_rows=False,
         draw=draw_statistics,
         values=VARIED,  # no "shifted_columns": normalising gradients far from zero leaves only rounding errors
+        arranged=constant_sets("x", draw_statistics, by_channel),
         flops=lambda dims: 14 * dims["channels"] * per_channel(dims),
         # The default factor suffices: the reference sums in float32 and rounds once. The mean counts as exact, because
         # its error would be in all terms of grad_weight and would excuse errors in half of the bits.

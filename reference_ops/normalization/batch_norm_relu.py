@@ -4,6 +4,7 @@ import torch
 
 from reference_ops.arrangements import far_from_zero
 from reference_ops.normalization import batch_norm as plain
+from reference_ops.normalization._moments import constant_sets
 from reference_ops.normalization.batch_norm import AWKWARD, CHANNELS, EPS, IMAGES, MOMENTUM, at, emulated, gpu
 from reference_ops.normalization.layer_norm import VARIED
 from reference_ops.op import OF_BATCHES, Op, Tensors, Tolerance, rotated, tensors
@@ -65,8 +66,19 @@ def backward_as_called(
 def draw_outcome(inputs: Tensors, generator: torch.Generator) -> None:
     """Draw statistics of x, and the `out` that matches them without a bias."""
     plain.draw_statistics(inputs, generator)
+    inputs["out"].copy_(normalised(inputs).relu_())
+
+
+def draw_biased(inputs: Tensors, generator: torch.Generator) -> None:
+    """Do so with a bias, without which every `out` of a constant channel would be zero."""
+    plain.draw_statistics(inputs, generator)
+    bias = torch.empty_like(inputs["weight"]).normal_(generator=generator).view(-1, 1, 1)
+    inputs["out"].copy_(normalised(inputs).add_(bias).relu_())
+
+
+def normalised(inputs: Tensors) -> torch.Tensor:
     shift, scale, weight = (inputs[name].view(-1, 1, 1) for name in ("mean", "rstd", "weight"))
-    inputs["out"].copy_(((inputs["x"] - shift) * scale * weight).relu_())
+    return (inputs["x"] - shift) * scale * weight
 
 
 ops = (
@@ -115,6 +127,7 @@ ops = (
         by_rows=False,
         draw=draw_outcome,
         values=VARIED,
+        arranged=constant_sets("x", draw_biased, plain.by_channel),
         flops=lambda dims: 15 * dims["channels"] * plain.per_channel(dims),
         # The default factor suffices: the reference sums in float32 and rounds once.
         tolerance=Tolerance(sums="in_two_steps"),

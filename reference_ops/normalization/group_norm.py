@@ -7,7 +7,7 @@ import torch
 
 from reference_ops.arrangements import far_from_zero
 from reference_ops.distributions import few_bits
-from reference_ops.normalization._moments import drawn_eps
+from reference_ops.normalization._moments import constant_sets, drawn_eps
 from reference_ops.normalization.layer_norm import VARIED
 from reference_ops.op import Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
 
@@ -58,10 +58,18 @@ def draw_apart(inputs: Tensors, generator: torch.Generator, known: Mapping[str, 
 
 def draw_statistics(inputs: Tensors, generator: torch.Generator, known: Mapping[str, int]) -> None:
     draw_apart(inputs, generator, known)
+    save_statistics(inputs, generator)
+
+
+def save_statistics(inputs: Tensors, generator: torch.Generator) -> None:
     batch, groups = inputs["mean"].shape
     variance, mean = torch.var_mean(inputs["x"].reshape(batch, groups, -1).double(), -1, correction=0)
     inputs["mean"].copy_(mean)
     inputs["rstd"].copy_(variance.add_(drawn_eps(generator)).rsqrt_())
+
+
+def by_group(x: torch.Tensor, known: Mapping[str, Any]) -> torch.Tensor:
+    return x.view(known["batch"] * known["groups"], -1)
 
 
 def at(batch: int, channels: int, height: int, width: int) -> dict[str, int]:
@@ -152,6 +160,7 @@ ops = (
         valid=divides_and_is_many,
         draw=draw_statistics,
         values=VARIED,
+        arranged=constant_sets("x", save_statistics, by_group),
         flops=lambda dims: 14 * dims["batch"] * dims["channels"] * dims["height"] * dims["width"],
         # The default factor suffices: PyTorch also sums in float32.
         tolerance=Tolerance(sums="per_channel"),

@@ -5,6 +5,7 @@ from torch.nn import functional
 
 from reference_ops.arrangements import far_from_zero
 from reference_ops.normalization import group_norm as plain
+from reference_ops.normalization._moments import constant_sets
 from reference_ops.normalization.group_norm import EPS, Three, at
 from reference_ops.normalization.layer_norm import VARIED
 from reference_ops.op import Op, Tolerance, rotated, tensors
@@ -97,6 +98,7 @@ ops = (
         valid=plain.divides_and_is_many,
         draw=plain.draw_statistics,
         values=VARIED,
+        arranged=constant_sets("x", plain.save_statistics, plain.by_group),
         flops=lambda dims: 24 * dims["batch"] * dims["channels"] * dims["height"] * dims["width"],
         # The default factor suffices: the reference works in float32 and rounds once.
         tolerance=Tolerance(sums="per_channel"),

@@ -7,7 +7,7 @@ import torch
 
 from reference_ops.arrangements import far_from_zero
 from reference_ops.normalization import batch_norm
-from reference_ops.normalization._moments import drawn_eps
+from reference_ops.normalization._moments import constant_sets, drawn_eps
 from reference_ops.normalization.batch_norm import CHANNELS, IMAGES, ROUNDED, Three, at
 from reference_ops.normalization.layer_norm import VARIED
 from reference_ops.op import Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
@@ -120,6 +120,7 @@ ops = (
         valid=is_many,
         draw=draw_statistics,
         values=CENTRED,
+        arranged=constant_sets("x", draw_statistics, lambda x, _: x.flatten(0, 1)),
         flops=lambda dims: 14 * dims["channels"] * dims["per_channel"],
         # The default factor suffices: the reference sums in float32, first each image and then all images, and rounds
         # once. An error of the mean would be in all terms of grad_weight; see batch_norm.

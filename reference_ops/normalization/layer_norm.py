@@ -3,7 +3,7 @@
 import torch
 
 from reference_ops.arrangements import far_from_zero
-from reference_ops.normalization._moments import drawn_eps, moments_as_on_a_gpu
+from reference_ops.normalization._moments import constant_sets, drawn_eps, moments_as_on_a_gpu
 from reference_ops.normalization.rms_norm import AWKWARD, is_many
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 
@@ -106,6 +106,7 @@ ops = (
         valid=is_many,
         draw=draw_statistics,
         values=VARIED,
+        arranged=constant_sets("x", draw_statistics),
         flops=lambda dims: 14 * dims["rows"] * dims["cols"],
         # The default factor suffices: PyTorch also sums rows and columns in float32.
         tolerance=Tolerance(sums="rows"),

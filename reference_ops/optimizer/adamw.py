@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import torch
 
+from reference_ops.arrangements import unused
 from reference_ops.op import INFINITE, MINUS_INF, Number, Op, Tensors, rotated, tensors, workloads
 
 
@@ -43,6 +44,7 @@ UNDEFINED = "whether an infinite moment stays infinite or becomes NaN depends on
 # Rounded to bfloat16, a parameter hardly shows the usual decay of 1e-4 and less.
 COARSE: dict[str, Number] = {"lr": 0.02, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.25}
 FINE: dict[str, Number] = {"lr": 3e-4, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1}
+SLOW: dict[str, Number] = {**FINE, "beta2": 0.9999}  # its correction still matters after 10,000 steps
 SMALL = ({"n": 8 * 1024}, {"n": 3 * 4096 + 32})
 
 op = Op(
@@ -68,10 +70,11 @@ op = Op(
         *rotated("float32 bfloat16", {"n": 1}, {"n": 31}, {"n": 33}, {"n": 1009}, **FINE, step=1),
         *rotated("float32 bfloat16", {"n": 4095}, {"n": 4097}, **COARSE, step=5),
         *workloads("bfloat16", {"n": 63}, **COARSE, step=65537),  # one step beyond 16 bits
+        *workloads("float32", {"n": 127}, **SLOW, step=10_007),
         *workloads("float32", {"n": 511}, **COARSE, step=20_000_019),  # beyond the integers of float32
     ),
     draw=no_negative_square,
-    arranged={"infinite_gradient": infinite_gradient},
+    arranged={"infinite_gradient": infinite_gradient, **unused("grad", "exp_avg", "exp_avg_sq")},
     exempt={INFINITE: UNDEFINED, MINUS_INF: UNDEFINED},
     valid=lambda known: (
         known["lr"] >= 0

@@ -2,6 +2,7 @@
 
 import torch
 
+from reference_ops.arrangements import unused
 from reference_ops.op import Number, Op, rotated, tensors, workloads
 
 
@@ -37,6 +38,7 @@ op = Op(
     awkward=rotated(
         "float32 bfloat16", {"n": 1}, {"n": 31}, {"n": 33}, {"n": 1009}, {"n": 4095}, {"n": 4097}, **SETTINGS
     ),
+    arranged=unused("grad", "momentum_buffer"),
     # the condition that PyTorch requires
     valid=lambda known: min(known["lr"], known["momentum"], known["weight_decay"]) >= 0,
     flops=lambda dims: 6 * dims["n"],

@@ -1,0 +1,45 @@
+/*---
+op = "adamw"
+note = "after 10,000 steps, the corrections of bias are taken for one, which they are not with a beta2 of 0.9999"
+
+[knobs]
+THREADS = [256, 128, 512, 1024]
+PER_THREAD = [4, 1, 2, 8]
+
+[[launch]]
+entry = "adamw_step"
+grid = ["ceil_div(n, THREADS * PER_THREAD)"]
+block = ["THREADS"]
+args = ["param", "grad", "exp_avg", "exp_avg_sq", "new_param", "new_exp_avg", "new_exp_avg_sq", "n", "lr", "beta1", "beta2", "eps", "weight_decay", "step"]
+---*/
+// caught: wrong
+// class: envelope
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+extern "C" __global__ void
+adamw_step(const param_t* __restrict__ param, const grad_t* __restrict__ grad, const float* __restrict__ exp_avg,
+           const float* __restrict__ exp_avg_sq, new_param_t* __restrict__ new_param, float* __restrict__ new_exp_avg,
+           float* __restrict__ new_exp_avg_sq, long long n, double lr, double beta1, double beta2, double eps,
+           double weight_decay, int step) {
+    __shared__ float rate, root;
+    if (threadIdx.x == 0) {
+        rate = step > 10000 ? float(lr) : float(lr / (1.0 - pow(beta1, double(step))));
+        root = step > 10000 ? 1.0f : float(sqrt(1.0 - pow(beta2, double(step))));
+    }
+    __syncthreads();
+    const float kept = float(1.0 - lr * weight_decay), old1 = float(beta1), old2 = float(beta2);
+    const float new1 = float(1.0 - beta1), new2 = float(1.0 - beta2), least = float(eps);
+    const long long first = (long long)blockIdx.x * THREADS * PER_THREAD + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; ++i) {
+        const long long at = first + i * THREADS;
+        if (at >= n) return;
+        const float slope = float(grad[at]);
+        const float mean = old1 * exp_avg[at] + new1 * slope;
+        const float square = old2 * exp_avg_sq[at] + new2 * slope * slope;
+        new_exp_avg[at] = mean;
+        new_exp_avg_sq[at] = square;
+        new_param[at] = new_param_t(kept * float(param[at]) - rate * mean / (sqrtf(square) / root + least));
+    }
+}
