@@ -20,8 +20,6 @@ UNUSED_RUN = 64  # length of the runs of unused elements
 SHARE_OF_BLOCK = 3  # a block hides one key in three
 # smallest distance of moved scores from zero, and the element of the keys that moves them
 MOVED_SCORE, MOVED_KEY = 256.0, 16.0
-# Exponentials of such distances are 6e-6 to 2e-9. Of the second kind, a single one does not change 1 in float32.
-AHEAD, BELOW_FLOAT32 = (12.0, 20.0), (17.0, 18.5)
 OPPOSED, OPPOSED_IN_FLOAT16 = 2.0**15, 2.0**7  # products of such numbers are far from zero
 
 
@@ -144,23 +142,6 @@ def far_below(name: str) -> Mapping[str, Arrange]:
         fill(inputs[name], "far_below", generator)
 
     return {f"{name}_far_below": arrange}
-
-
-def one_ahead(name: str) -> Mapping[str, Arrange]:
-    """Return an arrangement for softmaxes: one number of each row is so far ahead that the others matter only together.
-
-    The first is zero, so that the logarithm of its probability is exact to the last digits.
-    """
-
-    def arrange(inputs: Tensors, generator: torch.Generator, known: Mapping[str, Any]) -> None:
-        rows = inputs[name].view(-1, inputs[name].shape[-1])
-        ahead = torch.empty_like(rows[:, :1]).uniform_(*AHEAD, generator=generator)
-        ahead[::2].uniform_(*BELOW_FLOAT32, generator=generator)
-        first = torch.randint(rows.shape[1], (len(rows), 1), generator=generator, device=rows.device)
-        rows.normal_(std=1 / 8, generator=generator).sub_(ahead).scatter_(1, first, 0.0)
-        rows.div_(known.get("scale") or 1.0)
-
-    return {f"one_ahead_in_{name}": arrange}
 
 
 def of_scores(queries: str, keys: str) -> Mapping[str, Arrange]:

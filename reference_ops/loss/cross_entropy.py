@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from reference_ops.arrangements import far_below, filled, of_indices, one_ahead, scaled, then
+from reference_ops.arrangements import far_below, filled, of_indices, scaled, then
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 
 IGNORED = -100
@@ -85,14 +85,6 @@ def all_ignored(inputs: Tensors, _: torch.Generator, known: Mapping[str, Any]) -
     inputs["targets"].fill_(known["ignore_index"])
 
 
-def target_ahead(inputs: Tensors, generator: torch.Generator, known: Mapping[str, Any]) -> None:
-    """Put each target far ahead of the other classes, which matter only together: a confident and correct model."""
-    logits, targets = inputs["logits"], inputs["targets"]
-    for arrange in one_ahead("logits").values():
-        arrange(inputs, generator, known)
-    targets.copy_(torch.where(targets == known["ignore_index"], targets, logits.argmax(-1)))
-
-
 FORWARD = {
     **of_indices("targets", "vocab"),
     "masked_logits": masked_logits,
@@ -151,7 +143,7 @@ forward = Op(
     ),
     values=VARIED,
     draw=draw_targets,
-    arranged={**FORWARD, "target_ahead": target_ahead},
+    arranged=FORWARD,
     valid=lambda known: 0 <= known["label_smoothing"] <= 1,
     nan_spreads=True,  # `nan_spreads` also holds with a vocabulary of one
     flops=lambda dims: 5 * dims["rows"] * dims["vocab"],  # compare, subtract, exponential, and two additions

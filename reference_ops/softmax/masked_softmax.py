@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from reference_ops.arrangements import of_mask, one_ahead, runs_of_minus_inf, then
+from reference_ops.arrangements import of_mask, runs_of_minus_inf, then
 from reference_ops.distributions import ONLY_KEY_NAN
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
@@ -108,7 +108,6 @@ forward = Op(
     arranged={
         **of_mask("mask", hides=True),
         **runs_of_minus_inf("x"),
-        **one_ahead("x"),
         ONLY_KEY_NAN: nan_in_the_only_key,
     },
     nan_spreads=True,  # `nan_spreads` also holds in rows with one visible key
