@@ -105,11 +105,7 @@ forward = Op(
     ),
     values=(*COMMON, "far_below"),  # together with the mask, "masked" would hide whole rows
     draw=some_masked,
-    arranged={
-        **of_mask("mask", hides=True),
-        **runs_of_minus_inf("x"),
-        ONLY_KEY_NAN: nan_in_the_only_key,
-    },
+    arranged={**of_mask("mask", hides=True), **runs_of_minus_inf("x"), ONLY_KEY_NAN: nan_in_the_only_key},
     nan_spreads=True,  # `nan_spreads` also holds in rows with one visible key
     flops=lambda dims: 5 * dims["batch"] * dims["heads"] * dims["queries"] * dims["keys"],
     # The default factor suffices: PyTorch also accumulates in float32 and rounds once.
