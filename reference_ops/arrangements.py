@@ -234,16 +234,6 @@ def sprinkled(name: str, share: float = 0.25, **values: float) -> Mapping[str, A
     return {f"{word}_in_{name}": of(value) for word, value in values.items()}
 
 
-def sparse(name: str) -> Mapping[str, Arrange]:
-    """Return an arrangement in which most elements are zero, as gradients behind a rectifier or dropout."""
-
-    def arrange(inputs: Tensors, generator: torch.Generator, _: Mapping[str, Any]) -> None:
-        kept = torch.empty_like(inputs[name], dtype=torch.bool).bernoulli_(0.3, generator=generator)
-        inputs[name].masked_fill_(~kept, 0.0)
-
-    return {f"{name}_sparse": arrange}
-
-
 def crowded(name: str, share: float = 0.25) -> Mapping[str, Arrange]:
     """Return an arrangement in which a share of all elements is NaN or infinite, so that most windows hold several."""
 
