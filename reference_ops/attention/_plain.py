@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from reference_ops.arrangements import nan_in, of_scores, then
+from reference_ops.arrangements import nan_in, of_keys_ahead, of_scores, then
 from reference_ops.op import NOT_FINITE, OF_PRODUCTS, Arrange, Tensors, Tolerance
 from reference_ops.precision import wide
 
@@ -169,7 +169,8 @@ def draw_scores(inputs: Tensors, _: torch.Generator) -> None:
 # Only the outputs of these queries become NaN. Where attention is causal, the first query sees a single key.
 OF_NAN = {**nan_in("q"), "NaN_in_the_first_query": nan_in_the_first_query}
 OPPOSED = of_scores("q", "k")
-ARRANGED = {**OF_NAN, **OPPOSED}
+OF_SCORES = {**OPPOSED, **of_keys_ahead("q", "k", "v")}
+ARRANGED = {**OF_NAN, **OF_SCORES}
 # A weight of zero times NaN is NaN.
 OPEN = dict.fromkeys(NOT_FINITE, "whether a hidden key is multiplied by its weight of zero is left open")
 

@@ -6,8 +6,8 @@ import torch
 
 from reference_ops.attention._plain import (
     ARRANGED,
+    OF_SCORES,
     OPEN,
-    OPPOSED,
     TOLERANCE,
     VALUES,
     VARIED,
@@ -110,7 +110,7 @@ ops = (
             full(1, 1, 127, 7, 16),
         ),
         valid=fits,
-        arranged=OPPOSED,
+        arranged=OF_SCORES,
         draw=draw_scores,
         values=VALUES,
         flops=lambda dims: 3 * full_pairs(dims),

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
-from reference_ops.arrangements import filled, of_scores
+from reference_ops.arrangements import filled, of_keys_ahead, of_scores, then
 from reference_ops.attention._plain import FARTHEST, TOLERANCE, VALUES
 from reference_ops.op import Op, Tensors, rotated, tensors, workloads
 from reference_ops.precision import wide
@@ -43,6 +43,10 @@ def draw(inputs: Tensors, generator: torch.Generator) -> None:
 
 def full_lengths(inputs: Tensors, _: torch.Generator, known: Mapping[str, int]) -> None:
     inputs["lengths"].fill_(known["keys"])
+
+
+def use_every_key(inputs: Tensors) -> None:
+    inputs["lengths"].fill_(inputs["k"].shape[2])
 
 
 def one_key_and_nan(inputs: Tensors, generator: torch.Generator, _: Mapping[str, int]) -> None:
@@ -106,6 +110,7 @@ op = Op(
         "full_lengths": full_lengths,
         "stale_cache": stale_cache,
         **of_scores("q", "k"),
+        **then(of_keys_ahead("q", "k", "v"), use_every_key),
     },
     values=VALUES,
     touched={"k": read, "v": read},

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from reference_ops.arrangements import far_below, filled, of_indices, scaled, then
+from reference_ops.arrangements import far_below, filled, last_ahead, of_indices, scaled, then
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 
 IGNORED = -100
@@ -143,7 +143,7 @@ forward = Op(
     ),
     values=VARIED,
     draw=draw_targets,
-    arranged=FORWARD,
+    arranged={**FORWARD, **last_ahead("logits")},
     valid=lambda known: 0 <= known["label_smoothing"] <= 1,
     nan_spreads=True,  # `nan_spreads` also holds with a vocabulary of one
     flops=lambda dims: 5 * dims["rows"] * dims["vocab"],  # compare, subtract, exponential, and two additions

@@ -128,6 +128,12 @@ def too_few_frames(inputs: Tensors, _: torch.Generator, __: Mapping[str, int]) -
     inputs["input_lengths"][1::2] = inputs["target_lengths"][1::2]
 
 
+def without_frames(inputs: Tensors, _: torch.Generator, __: Mapping[str, int]) -> None:
+    """Leave every other sample without frames, and every fourth without labels, too, so that its loss is 0."""
+    inputs["input_lengths"][::2] = 0
+    inputs["target_lengths"][::4] = 0
+
+
 def padded_with(value: int) -> Arrange:
     """Fill the targets behind each target_length, which have no effect in PyTorch, with one value."""
 
@@ -139,10 +145,11 @@ def padded_with(value: int) -> Arrange:
     return arrange
 
 
-ALWAYS_POSSIBLE = {
+ARRANGED = {
     "no_labels": filled(target_lengths=0),
     "full_lengths": full_lengths,
     "one_label": filled(targets=1, target_lengths=1),
+    "without_frames": without_frames,
     "targets_padded_with_blanks": padded_with(BLANK),
     "targets_padded_with_-1": padded_with(-1),
     "targets_padded_with_-100": padded_with(-100),
@@ -208,7 +215,8 @@ ops = (
         "class of s] + logsumexp of log_alpha[b, t - 1] at s, s - 1, and s - 2 if the class of s is neither blank nor "
         "that of s - 2. A way begins in state 0 or 1. loss = -logsumexp of the last two states (2 * target_length and "
         "the one before) at frame input_length - 1. log_alpha is -inf where no way leads, and at frames from "
-        "input_length and states from 2 * target_length + 1 on. 0 <= target_length <= length.",
+        "input_length and states from 2 * target_length + 1 on. 0 <= target_length <= length and 0 <= input_length <= "
+        "time; without frames, loss is 0 if target_length is 0, and infinite otherwise.",
         reference=ctc_loss,
         inputs=tensors(log_probs="time batch classes", **LENGTHS),
         outputs=tensors(loss="batch", log_alpha="batch time states"),
@@ -218,7 +226,7 @@ ops = (
         awkward=AWKWARD,
         by_rows=False,
         draw=draw_samples,
-        arranged={**ALWAYS_POSSIBLE, "too_few_frames": too_few_frames},
+        arranged={**ARRANGED, "too_few_frames": too_few_frames},
         valid=is_possible,
         touched={"log_probs": read_in_forward},
         flops=lambda dims: 8 * steps(dims),
@@ -244,7 +252,7 @@ ops = (
         values=MODERATE,
         by_rows=False,
         draw=draw_backward,
-        arranged=then(ALWAYS_POSSIBLE, save_forward),
+        arranged=then(ARRANGED, save_forward),
         exempt=dict.fromkeys(
             (*NOT_FINITE, COUNTED_NAN), "the gradient of a class that no target has is exp(-inf + loss) in PyTorch"
         ),

@@ -2,6 +2,7 @@
 
 import torch
 
+from reference_ops.arrangements import last_ahead
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.softmax.softmax import FEW_INFINITIES
 
@@ -43,6 +44,7 @@ forward = Op(
         {"rows": 5, "cols": 1000}, {"rows": 3, "cols": 1023}, {"rows": 2, "cols": 4104},
     ),
     values=(*COMMON, "masked", "far_below"),  # logits of excluded tokens are -inf
+    arranged=last_ahead("x"),
     nan_spreads=True,  # `nan_spreads` also holds in rows of one column
     flops=lambda dims: 4 * dims["rows"] * dims["cols"],  # a comparison, a subtraction, an exponential and an addition
     # The default factor suffices: PyTorch also accumulates in float32 and rounds once.

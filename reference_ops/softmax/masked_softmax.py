@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from reference_ops.arrangements import of_mask, runs_of_minus_inf, then
+from reference_ops.arrangements import last_ahead, of_mask, runs_of_minus_inf, then
 from reference_ops.distributions import ONLY_KEY_NAN
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
@@ -70,6 +70,10 @@ def nan_gradient_of_the_only_key(inputs: Tensors, generator: torch.Generator, _:
     inputs["grad_out"].masked_fill_(chosen, math.nan)
 
 
+def show_last_key(inputs: Tensors) -> None:
+    inputs["mask"][..., -1] = False
+
+
 def leave_out(inputs: Tensors) -> None:
     """Make `out` a softmax of the visible keys.
 
@@ -105,7 +109,12 @@ forward = Op(
     ),
     values=(*COMMON, "far_below"),  # together with the mask, "masked" would hide whole rows
     draw=some_masked,
-    arranged={**of_mask("mask", hides=True), **runs_of_minus_inf("x"), ONLY_KEY_NAN: nan_in_the_only_key},
+    arranged={
+        **of_mask("mask", hides=True),
+        **runs_of_minus_inf("x"),
+        **then(last_ahead("x"), show_last_key),
+        ONLY_KEY_NAN: nan_in_the_only_key,
+    },
     nan_spreads=True,  # `nan_spreads` also holds in rows with one visible key
     flops=lambda dims: 5 * dims["batch"] * dims["heads"] * dims["queries"] * dims["keys"],
     # The default factor suffices: PyTorch also accumulates in float32 and rounds once.

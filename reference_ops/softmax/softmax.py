@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from reference_ops.arrangements import sprinkled
+from reference_ops.arrangements import last_ahead, sprinkled
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
 
@@ -62,6 +62,7 @@ op = Op(
     ),
     nan_spreads=True,  # `nan_spreads` also holds in rows of one column
     values=(*COMMON, "masked", "far_below"),  # a causal or padding mask is -inf before a softmax
+    arranged=last_ahead("x"),
     # a comparison, a subtraction, an addition, a multiplication and an exponential
     flops=lambda dims: 4 * dims["rows"] * dims["cols"],
     # The default factor suffices: PyTorch also accumulates in float32 and rounds once.

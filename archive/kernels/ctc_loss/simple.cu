@@ -48,6 +48,10 @@ ctc_loss(const float* __restrict__ log_probs, const long long* __restrict__ targ
         __syncthreads();
     }
     if (threadIdx.x > 0) return;
+    if (frames == 0) {
+        loss[sample] = used > 1 ? INFINITY : 0.0f;
+        return;
+    }
     const float* last = alpha + (long long)(frames - 1) * states + used - 2;
     // Without labels there is one state.
     loss[sample] = -log_of_sum(used > 1 ? last[0] : -INFINITY, last[1], -INFINITY);

@@ -79,5 +79,8 @@ ctc_loss(const float* __restrict__ log_probs, const long long* __restrict__ targ
     if (own == count) ends[0] = blank;
     if (own + 1 == count) ends[1] = label;
     __syncthreads();
-    if (own == 0) loss[sample] = -log_of_sum(count > 0 ? ends[1] : -INFINITY, ends[0], -INFINITY);  // without labels one state
+    if (own > 0) return;
+    // Without labels there is one state; without frames, only the empty target is possible.
+    const float sum = log_of_sum(count > 0 ? ends[1] : -INFINITY, ends[0], -INFINITY);
+    loss[sample] = frames == 0 && count == 0 ? 0.0f : -sum;
 }
