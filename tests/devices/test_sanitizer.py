@@ -163,8 +163,8 @@ def test_only_the_first_part_of_a_large_input_is_packed() -> None:
     assert buffer == Buffer("x", 400, contents=x[:7].numpy().tobytes())
 
 
-# A tool that runs nothing: it reports an error for each run whose cubin requests one, and hangs if a cubin requests
-# that.
+# A tool that runs nothing: it reports an error for each run whose cubin requests one. If a cubin requests that, it hangs,
+# always, or only if the run is alone; in the latter case, it reports an error of several runs.
 FAKE_TOOL = """#!{python}
 import sys, time
 from pathlib import Path
@@ -174,9 +174,9 @@ folder, mark = Path(sys.argv[-4]), sys.argv[-3]
 images = [path.read_text() for path in sorted(folder.glob("run*/kernel.cubin"))]
 with Path({started!r}).open("a") as started:
     print(check, *images, file=started)
-if check + " hangs" in images:
+if check + " hangs" in images or [check + " fails, or hangs alone"] == images:
     time.sleep(600)
-errors = images.count(check + " fails")
+errors = images.count(check + " fails") + images.count(check + " fails, or hangs alone")
 Path(log).write_text("========= ERROR SUMMARY: %d errors\\n" % errors)
 (folder / mark).touch()
 """
@@ -221,6 +221,23 @@ def test_a_tool_that_does_not_finish_examines_each_run_alone(started: Path, monk
     monkeypatch.setattr(sanitizer, "SECONDS_TOGETHER", 1.0)
     assert found_in("a", "initcheck hangs") == [{}, {"initcheck": None}]
     assert "initcheck a" in started.read_text().splitlines()
+
+
+@pytest.mark.exhaustive
+def test_an_error_is_kept_although_no_run_alone_finishes_to_show_it(started: Path) -> None:
+    assert found_in("a", "memcheck fails, or hangs alone") == [{"memcheck": 1}, {"memcheck": None}]
+
+
+def test_after_a_run_that_shows_the_error_no_other_is_examined(started: Path) -> None:
+    images = ["memcheck fails", *(f"run {number}" for number in range(1, 9))]
+    reports = sanitizer.sanitize([packed_run(image, shared=1024) for image in images], 3.0)
+    assert [[report.errors for report in each if report.tool == "memcheck"] for each in reports] == [
+        [1],
+        *([0] for _ in range(sanitizer.ALONE_AT_ONCE - 1)),
+        *([] for _ in range(9 - sanitizer.ALONE_AT_ONCE)),
+    ]
+    alone = [line for line in started.read_text().splitlines() if line.count("run") <= 1]
+    assert len(alone) == sanitizer.ALONE_AT_ONCE
 
 
 def test_a_single_run_is_examined_once(started: Path) -> None:

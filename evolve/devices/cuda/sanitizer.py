@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -24,6 +24,7 @@ OPTIONS = (
 )  # fmt: skip
 OF_ONE_TOOL = {"memcheck": ("--report-api-errors", "no", "--padding", "65536")}
 SECONDS_TOGETHER = 120.0  # time limit for all runs in one process of a tool
+ALONE_AT_ONCE = 2  # number of runs that are examined at the same time, each by a process of every tool that is left
 PACKED_BYTES = 2**26  # limit on each input, which is passed through a file
 REPORT_CHARACTERS = 2000
 SUMMARY = re.compile(
@@ -43,8 +44,8 @@ def sanitize(runs: Sequence[PackedRun], seconds: float) -> list[tuple[Sanitized,
     """Return a report per tool for each run, or none if compute-sanitizer is not installed.
 
     A tool takes seconds to start, so one process of it does all runs. If it reports an error, it starts again for each
-    run alone, within `seconds`, to show which run has the error. No limit counts the time for which a process waits
-    until another worker has timed a kernel.
+    run alone, within `seconds`, until one shows the error. If none does, but not all finish, the first run gets the
+    report on all runs. No limit counts the time for which a process waits until another worker has timed a kernel.
     """
     tool = command()
     if tool is None:
@@ -53,9 +54,33 @@ def sanitize(runs: Sequence[PackedRun], seconds: float) -> list[tuple[Sanitized,
     together = _examined(tool, needed, runs, SECONDS_TOGETHER) if len(runs) > 1 else ()
     clean = [report for report in together if report.errors == 0]
     left = [check for check in needed if check not in {report.tool for report in clean}]
-    with ThreadPoolExecutor() as pool:
-        alone = list(pool.map(lambda run: _examined(tool, left, [run], seconds), runs))
+    alone = _examined_alone(tool, left, runs, seconds)
+    if not _has_errors(alone):
+        open_still = {report.tool for own in alone for report in own if report.errors is None}
+        kept = [report for report in together if report.errors and report.tool in open_still]
+        alone[0] = (*(own for own in alone[0] if own.tool not in {report.tool for report in kept}), *kept)
     return [tuple(sorted((*clean, *own), key=lambda report: TOOLS.index(report.tool))) for own in alone]
+
+
+def _examined_alone(
+    tool: Path, checks: Sequence[str], runs: Sequence[PackedRun], seconds: float
+) -> list[tuple[Sanitized, ...]]:
+    """Return reports on each run alone. After a run with an error, the reports on later runs are empty.
+
+    Only a few runs are examined at once: dozens of processes on one GPU would slow each other beyond their limits.
+    """
+    found: list[tuple[Sanitized, ...]] = []
+    with ThreadPoolExecutor(ALONE_AT_ONCE) as pool:
+        for first in range(0, len(runs), ALONE_AT_ONCE):
+            if _has_errors(found):
+                break
+            few = runs[first : first + ALONE_AT_ONCE]
+            found += pool.map(lambda run: _examined(tool, checks, [run], seconds), few)
+    return [*found, *(() for _ in runs[len(found) :])]
+
+
+def _has_errors(reports: Iterable[Sequence[Sanitized]]) -> bool:
+    return any(report.errors for own in reports for report in own)
 
 
 def _shares_memory(run: PackedRun) -> bool:
