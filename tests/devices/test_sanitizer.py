@@ -163,8 +163,8 @@ def test_only_the_first_part_of_a_large_input_is_packed() -> None:
     assert buffer == Buffer("x", 400, contents=x[:7].numpy().tobytes())
 
 
-# A tool that runs nothing: it reports an error for each run whose cubin requests one. If a cubin requests that, it hangs,
-# always, or only if the run is alone; in the latter case, it reports an error of several runs.
+# A tool that runs nothing: it reports an error for each run whose cubin requests one. If a cubin requests that, it
+# hangs, either always, or only with this cubin alone.
 FAKE_TOOL = """#!{python}
 import sys, time
 from pathlib import Path

@@ -228,6 +228,17 @@ class _Callable:
         return self._outputs
 
 
+def test_a_difference_is_not_described_element_by_element() -> None:
+    calls = itertools.count()
+
+    def fourth_power(x: torch.Tensor) -> torch.Tensor:
+        next(calls)
+        return x.detach() ** 3 * x  # its gradient is a quarter of the true one
+
+    assert not checks._differences_agree(fourth_power, drawn.call(torch.rand(10, 20) + 1.5))
+    assert next(calls) <= checks.FAST_CALLS
+
+
 def test_a_call_that_pytorch_refuses_has_no_differences(tmp_path: Path) -> None:
     ops = primitives(["adaptive_avg_pool1d"], tmp_path, EmulatedMachine(by_reference=True))
     form = next(form for form in forms() if form.name == "adaptive_avg_pool1d")
