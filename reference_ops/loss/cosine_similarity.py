@@ -1,5 +1,8 @@
 """Cosine similarity of the rows of two matrices."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch.nn import functional
 
@@ -7,6 +10,7 @@ from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, w
 from reference_ops.precision import wide
 
 SHORT = 8  # one row in this many has a length near zero
+LONG = 2.0**33  # float32 can hold the squared length of a row of such numbers, but not the product of two
 
 
 def cosine_similarity(x: torch.Tensor, y: torch.Tensor, eps: float) -> torch.Tensor:
@@ -21,6 +25,11 @@ def as_called(x: torch.Tensor, y: torch.Tensor, eps: float) -> torch.Tensor:
 def some_short(inputs: Tensors, _: torch.Generator) -> None:
     """Make some rows so short that their result depends on eps."""
     inputs["x"][SHORT - 1 :: SHORT].mul_(1e-10)
+
+
+def long_rows(inputs: Tensors, _: torch.Generator, __: Mapping[str, Any]) -> None:
+    for values in inputs.values():
+        values.mul_(LONG)
 
 
 op = Op(
@@ -47,6 +56,7 @@ op = Op(
     ),
     values=COMMON,
     draw=some_short,
+    arranged={"long_rows": long_rows},
     nan_spreads=True,  # `nan_spreads` also holds in rows of one column
     flops=lambda dims: 6 * dims["rows"] * dims["cols"],
     # The default factor suffices for results in float32, rounded once.
