@@ -148,6 +148,7 @@ class Tolerance:
     such as their mean. Such inputs count as exact when rounding errors of inputs are estimated. With `relative`,
     outputs are positive and users take their logarithms, so the relative error of each output is also limited. With
     `recurrent`, the first dim of an output counts the steps of a sequence, each of which passes its errors to the next.
+    The product of the dims `independent` is the number of sums of a call, if a sum affects more than a row of results.
     """
 
     factor: float = 2.0
@@ -158,6 +159,7 @@ class Tolerance:
     given: tuple[str, ...] = ()
     relative: bool = False
     recurrent: bool = False
+    independent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ class Sums:
     steps: int = 1  # number of steps of a sequence that all compute the same
     lost: float = 0.0  # error on average of partial sums that are subnormal and taken for zero
     recurrent: bool = False  # each step passes its errors to the next
+    independent: int = 0  # number of sums on which all results depend, if it is known
 
 
 NO_SUMS = Sums()
@@ -236,7 +237,8 @@ def leeway(expected: torch.Tensor, dtype: torch.dtype, sums: Sums = NO_SUMS, off
     """Return the factor by which the mean error may exceed the usual limit. It grows as the number of rows falls.
 
     All elements of a row may share one error, such as the error of its sum, so the error of a single row may be as
-    large as the error of a single element. Rows are weighted by their share of the result. With 16 bits or fewer, most
+    large as the error of a single element. The same holds for the rows of an image that is normalised as a whole: then
+    the number of `independent` sums counts. Rows are weighted by their share of the result. With 16 bits or fewer, most
     of the error is rounding, which is similar in all rows. If inputs are nearly zero, only a bias may be left. All
     results are then equal and share one error, as do all steps of a sequence, because each step repeats the one before.
     In a sequence, an error passes to the next steps, which may enlarge it until it exceeds the sum of all others. The
@@ -247,6 +249,7 @@ def leeway(expected: torch.Tensor, dtype: torch.dtype, sums: Sums = NO_SUMS, off
     if dtype.itemsize >= 4:
         sizes = rows.double().square().sum(1)
         count = float(sizes.sum().square() / sizes.square().sum().clamp(min=TINY))
+        count = min(count, sums.independent or count)
     if sums.vanishing:
         count = min(count, len(expected.reshape(-1)[:: 1 + expected.numel() // SMALL].float().unique()))
         count = min(count, expected.numel() / sums.steps)

@@ -183,7 +183,11 @@ class Truth:
         found = summed(terms, alike=group.alike or scaled, running=self.op.tolerance.running)
         lost = lost_by_atomics(terms) if self.op.tolerance.sums and group.values == SUBNORMAL else 0.0
         recurrent = sequence and self.op.tolerance.recurrent
-        return replace(found, vanishing=group.vanishing, steps=steps, lost=lost, recurrent=recurrent)
+        dims = self.op.tolerance.independent
+        independent = math.prod(self.op.sizes(self.workload)[dim] for dim in dims) if dims else 0
+        return replace(
+            found, vanishing=group.vanishing, steps=steps, lost=lost, recurrent=recurrent, independent=independent
+        )
 
     def exact(self, index: int, group: RowGroup) -> bool:
         return group.exact or self.op.tolerance.exact or not self.pytorch[index].is_floating_point()

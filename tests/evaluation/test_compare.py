@@ -1,6 +1,7 @@
 """Comparison of outputs: errors that rounding explains, and errors that it does not explain."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -121,15 +122,21 @@ def test_the_elements_of_a_row_may_share_a_rounding_error_if_there_are_few_rows(
     assert fault(kernel, expected.float(), expected, Tolerance(2.0)) == ""
 
 
-def shared_error(rows: int) -> str:
-    """Return the fault found if all elements of a row share one error of 2.6 float32 roundings."""
+def shared_error(rows: int, independent: int = 0) -> str:
+    """Return the fault found if all elements share one error of 2.6 float32 roundings."""
     expected = torch.rand(rows, 512, dtype=torch.float64) + 0.5
-    return fault((expected * (1 + 2.6 * 2.0**-24)).float(), expected.float(), expected, Tolerance(2.0))
+    actual, sums = (expected * (1 + 2.6 * 2.0**-24)).float(), replace(NO_SUMS, independent=independent)
+    return compared(actual, expected.float(), expected, Tolerance(2.0), Excuses(sums)).fault
 
 
 def test_an_error_that_one_row_may_share_is_too_large_for_many_rows() -> None:
     assert shared_error(rows=1) == ""
     assert "root mean square" in shared_error(rows=200)
+
+
+def test_an_error_that_all_rows_of_an_image_may_share_is_too_large_for_many_images() -> None:
+    assert shared_error(rows=200, independent=1) == ""
+    assert "root mean square" in shared_error(rows=200, independent=100)
 
 
 @pytest.mark.parametrize("found", [-65472.0, -math.inf])

@@ -1,6 +1,8 @@
 """Expected outputs, and the change of each element when inputs are rounded."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -277,6 +279,23 @@ def test_only_a_sequence_has_steps() -> None:
         found = {spec.name: known.sums(at, RowGroup("zero")).steps for at, spec in enumerate(op.outputs)}
         assert found == sizes
         assert max(found.values()) == steps
+
+
+@pytest.mark.parametrize(
+    ("name", "counted"),
+    [
+        ("instance_norm", lambda known: known["batch"] * known["channels"]),
+        ("group_norm", lambda known: known["batch"] * known["groups"]),
+        ("batch_norm", lambda known: known["channels"]),
+        ("layer_norm", lambda _: 0),  # each row is a sum
+    ],
+)
+def test_images_groups_and_channels_count_as_sums(name: str, counted: Callable[[Mapping[str, Any]], int]) -> None:
+    op = catalog.load(name)
+    place = op.emulated[0]
+    known = truth(op, place, "normal", 3, inputs_at(op, place, 3, "cpu"))
+    sizes = {**op.sizes(place), **dict(place.parameters)}
+    assert known.sums(0, RowGroup("normal")).independent == counted(sizes)
 
 
 def test_a_first_dim_that_is_a_number_is_not_a_sequence_of_unknown_length() -> None:
