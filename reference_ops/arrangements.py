@@ -280,6 +280,11 @@ def sprinkled(name: str, share: float = 0.25, **values: float) -> Mapping[str, A
     return {f"{word}_in_{name}": of(value) for word, value in values.items()}
 
 
+def mostly_zero(name: str) -> Mapping[str, Arrange]:
+    """Return an arrangement in which most elements are zero, as gradients behind a rectifier or dropout."""
+    return sprinkled(name, 0.7, zeros=0.0)
+
+
 def crowded(name: str, share: float = 0.25) -> Mapping[str, Arrange]:
     """Return an arrangement in which a share of all elements is NaN or infinite, so that most windows hold several."""
 

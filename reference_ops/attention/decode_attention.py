@@ -41,12 +41,12 @@ def draw(inputs: Tensors, generator: torch.Generator) -> None:
         inputs[name].clamp_(-FARTHEST, FARTHEST)
 
 
-def full_lengths(inputs: Tensors, _: torch.Generator, known: Mapping[str, int]) -> None:
-    inputs["lengths"].fill_(known["keys"])
-
-
 def use_every_key(inputs: Tensors) -> None:
     inputs["lengths"].fill_(inputs["k"].shape[2])
+
+
+def full_lengths(inputs: Tensors, _: torch.Generator, __: Mapping[str, int]) -> None:
+    use_every_key(inputs)
 
 
 def one_key_and_nan(inputs: Tensors, generator: torch.Generator, _: Mapping[str, int]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from reference_ops.arrangements import of_indices, sprinkled
+from reference_ops.arrangements import mostly_zero, of_indices
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, Workload, rotated, tensors, workloads
 from reference_ops.precision import wide
 
@@ -78,8 +78,6 @@ AWKWARD = rotated(
     at(300, 1, 33),
     at(3, 5, 1100),
 )
-# as gradients behind a rectifier or dropout
-MOSTLY_ZERO = sprinkled("grad_out", 0.7, zeros=0.0)
 ops = (
     Op(
         name="embedding",
@@ -116,7 +114,7 @@ ops = (
         # Sums of "heavy_tail" would overflow float16.
         values=(*(name for name in COMMON if name != "heavy_tail"), "integers"),
         draw=draw_of_backward,
-        arranged={**of_indices("indices", "vocab"), **MOSTLY_ZERO},
+        arranged={**of_indices("indices", "vocab"), **mostly_zero("grad_out")},
         flops=lambda dims: dims["tokens"] * dims["dim"],
         tolerance=Tolerance(sums="repeats"),  # the default factor suffices for sums in float32, rounded once
     ),

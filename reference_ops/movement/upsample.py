@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
-from reference_ops.arrangements import sprinkled
+from reference_ops.arrangements import mostly_zero
 from reference_ops.op import COMMON, NOT_FINITE, Op, Tolerance, Workload, rotated, tensors, workloads
 from reference_ops.precision import wide
 
@@ -98,8 +98,6 @@ TIMES_FACTOR = {"oh": lambda known: known["h"] * known["factor"], "ow": lambda k
 MODERATE = tuple(name for name in COMMON if name not in ("heavy_tail", "shifted"))
 
 OF_NO_SHARE = dict.fromkeys(NOT_FINITE, "whether a pixel is multiplied by its share of zero is left open")
-# as gradients behind a rectifier or dropout
-MOSTLY_ZERO = sprinkled("grad_out", 0.7, zeros=0.0)
 bilinear = (
     Op(
         name="upsample_bilinear",
@@ -133,7 +131,7 @@ bilinear = (
         gpu=resized_as_parameters(GPU, backward=True),
         emulated=resized_as_parameters(EMULATED, backward=True),
         awkward=resized_as_parameters(AWKWARD, backward=True),
-        arranged=MOSTLY_ZERO,
+        arranged=mostly_zero("grad_out"),
         values=MODERATE,
         exempt=OF_NO_SHARE,
         flops=lambda dims: 8 * elements(dims, "oh", "ow"),
@@ -166,7 +164,7 @@ nearest = (
         gpu=NEAREST_GPU,
         emulated=NEAREST_EMULATED,
         awkward=NEAREST_AWKWARD,
-        arranged=MOSTLY_ZERO,
+        arranged=mostly_zero("grad_out"),
         values=(*MODERATE, "integers"),  # integers stay exact, because the op only adds
         valid=lambda known: known["factor"] <= LARGEST_FACTOR,
         flops=lambda dims: elements(dims, "oh", "ow"),
