@@ -20,6 +20,7 @@ SHRINKS = 12  # number of times that a size is halved until it fits
 STRETCH = (1.1, 1.5)  # range of a stretched size, relative to the greatest listed size
 STRETCH_OF_IMAGES = (1.25, 1.5)  # range for each dim of an image, so that 224 x 224 becomes more than 2**16 elements
 LESS = 0.95  # value of a multiple relative to a prime of almost the same size, which shows errors in tails, too
+LITTLE_LESS = 0.97  # value of the prime below a multiple, which fits wherever the multiple does
 # ratio of a size to the power of two below it, so that the prime below the size is beyond the power, too
 PAST_POWER = 1.02
 RANK_OF_VOLUMES, EDGE_OF_VOLUMES = 4, 43  # tensors of more dims; 41**3, from the prime below 43, exceeds 2**16
@@ -174,7 +175,7 @@ def _longest(op: Op, sizes: Mapping[str, int], shrinks: int, fits: Callable[[Wor
     for shrunk in range(shrinks):
         of_kinds = [
             ({name: kind(max(1, size >> shrunk)) for name, size in sizes.items()}, worth)
-            for kind, worth in ((prime_below, 1.0), (_to_multiple, LESS))
+            for kind, worth in ((prime_below, 1.0), (_prime_below_multiple, LITTLE_LESS), (_to_multiple, LESS))
         ]
         tries = [
             (wanted[first] * worth, op.nbytes(tried), tried)
@@ -342,6 +343,10 @@ def _beside_a_tile(size: int, rng: random.Random) -> int:
 
 def _to_multiple(size: int) -> int:
     return size // MULTIPLES[-1] * MULTIPLES[-1] or size
+
+
+def _prime_below_multiple(size: int) -> int:
+    return prime_below(_to_multiple(size))
 
 
 def _prime(size: int, _: random.Random) -> int:

@@ -219,6 +219,13 @@ def test_a_sum_is_stretched_beyond_the_power_of_two_after_its_longest_listed_one
         assert max(size(shape, "k") for shape in stretched(op, anything, random.Random(seed), 2**21)) > 2**14
 
 
+def test_a_stretched_dim_is_odd_where_only_the_largest_multiple_below_it_fits() -> None:
+    op = catalog.load("add_layer_norm_backward")
+    for seed in range(60):
+        shapes = stretched(op, lambda one: size(one, "rows") <= 4500, random.Random(seed), 2**22)
+        assert any(size(shape, "rows") > 1000 and size(shape, "rows") % 2 for shape in shapes)
+
+
 def test_only_accepted_shapes_are_stretched() -> None:
     shapes = stretched(catalog.load("softmax"), lambda w: size(w, "cols") % 128 == 0, random.Random(1), 2**21)
     assert shapes
