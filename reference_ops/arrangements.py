@@ -22,6 +22,7 @@ SHARE_OF_BLOCK = 3  # a block hides one key in three
 MOVED_SCORE, MOVED_KEY = 256.0, 16.0
 # Exponentials of such distances are 6e-6 to 2e-9. Of the second kind, a single one does not change 1 in float32.
 AHEAD, BELOW_FLOAT32 = (12.0, 20.0), (17.1, 17.5)
+LAST_AHEAD = "last_ahead_in_"
 FARTHEST_AHEAD = 87.5  # an exponential within a factor of four of float32's largest number
 SINK, AHEAD_OF_ALL, SINK_VALUE = 4.0, 17.25, 1 / 64  # score of the last key, distance of the others from it, values
 OPPOSED, OPPOSED_IN_FLOAT16 = 2.0**15, 2.0**7  # products of such numbers are far from zero
@@ -163,7 +164,7 @@ def last_ahead(name: str) -> Mapping[str, Arrange]:
         rows[:, -1] = 0.0
         rows.div_(known.get("scale") or 1.0)
 
-    return {f"last_ahead_in_{name}": arrange}
+    return {f"{LAST_AHEAD}{name}": arrange}
 
 
 def of_scores(queries: str, keys: str) -> Mapping[str, Arrange]:

@@ -10,6 +10,7 @@ from types import EllipsisType
 
 import torch
 
+from reference_ops.arrangements import LAST_AHEAD
 from reference_ops.distributions import (
     ONLY_KEY_NAN,
     OTHER_SIGN,
@@ -75,7 +76,7 @@ class RowGroup:
     @property
     def alike(self) -> bool:
         """Whether the terms of a sum may be almost equal, and thus be rounded in the same direction."""
-        return self.values == "tiny"
+        return self.values == "tiny" or self.values.startswith(LAST_AHEAD)
 
     @property
     def not_finite(self) -> bool:

@@ -6,8 +6,8 @@ import torch
 from torch.nn import functional
 
 from reference_ops.arrangements import filled, of_keys_ahead, of_scores, then
-from reference_ops.attention._plain import FARTHEST, TOLERANCE, VALUES
-from reference_ops.op import Op, Tensors, rotated, tensors, workloads
+from reference_ops.attention._plain import FARTHEST, VALUES
+from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
 
 
@@ -116,5 +116,6 @@ op = Op(
     touched={"k": read, "v": read},
     flops=lambda dims: 3 * cached_keys(dims) * dims["heads"],
     matrix_flops=lambda dims: 4 * cached_keys(dims) * dims["heads"] * dims["dim"],
-    tolerance=TOLERANCE,
+    # Where all scores are almost equal, a result is the mean of tens of thousands of values.
+    tolerance=Tolerance(in_turn="dim", sums="keys"),
 )  # fmt: skip

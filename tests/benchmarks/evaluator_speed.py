@@ -65,7 +65,7 @@ def main() -> None:
 
 def _warm(engine: Engine, cards: int) -> None:
     """Start the workers and time the baselines of each card, so that neither counts towards the kernels that follow."""
-    for _ in engine.evaluate(Job(kernel, OP) for kernel in _settings(2 * cards)):
+    for _ in engine.evaluate(Job(kernel, OP) for kernel in _settings(4 * cards)):
         pass
 
 

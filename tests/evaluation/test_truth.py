@@ -271,6 +271,34 @@ def test_a_warp_may_lose_small_terms_next_to_large_ones_where_a_small_scale_make
     assert (allowed > 30 * UNIT) is alike
 
 
+def test_a_warp_may_sum_a_long_row_whose_last_number_is_far_ahead_of_almost_equal_ones() -> None:
+    op, values = catalog.load("cross_entropy"), "last_ahead_in_logits"
+    sizes = (("rows", 16), ("vocab", 2**17))
+    workload = replace(op.emulated[0], dtype="bfloat16", dims=sizes)
+    inputs = inputs_at(op, workload, 3, "cpu", values)
+    terms = torch.exp(inputs["logits"].float())  # the largest logit is 0
+    terms[:, -1] = 0
+    lanes = torch.zeros(16, 32)
+    for of_lanes in terms.view(16, -1, 32).unbind(1):
+        lanes += of_lanes
+    found = torch.log1p(lanes.double().sum(1).float())
+    assert not truth(op, workload, values, 3, inputs).fault(1, found)
+    assert truth(op, workload, values, 3, inputs).fault(1, found * 1.001)
+
+
+def test_blocks_may_add_up_thousands_of_values_that_have_equal_weights() -> None:
+    op = catalog.load("decode_attention")
+    sizes = (("batch", 1), ("heads", 1), ("kv_heads", 1), ("keys", 11120), ("dim", 104))
+    workload = replace(op.emulated[0], dtype="float32", dims=sizes)
+    inputs = inputs_at(op, workload, 3, "cpu", "tiny")
+    parts = torch.zeros(8, 104)
+    for of_parts in inputs["v"].view(-1, 8, 104).unbind(0):
+        parts += of_parts
+    means = inputs["v"].double().mean((0, 1, 2))
+    error = float((parts.double().sum(0) / 11120 - means).square().mean().sqrt() / means.square().mean().sqrt())
+    assert 5 * UNIT < error < truth(op, workload, "tiny", 3, inputs).sums(0, RowGroup("tiny")).unit
+
+
 def test_only_a_sequence_has_steps() -> None:
     for name, sizes, steps in (("lstm", {"out": 4, "h_n": 1, "c_n": 1}, 4), ("softmax", {"out": 1}, 1)):
         op = catalog.load(name)
