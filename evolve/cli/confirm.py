@@ -64,7 +64,7 @@ def confirm(
     """Test champions again in a fresh process. This adds held-out shapes, duels with PyTorch and compute-sanitizer."""
     output, named = console(stderr=as_json), with_example(tuple(ops or ()), example)
     try:
-        with closing(wiring.archive(archive)) as store:
+        with signals.as_stopped(), closing(wiring.archive(archive)) as store:
             locators = dict(_named(named)) if ops else dict(_archived(store))
             with engine_on(device, phases := Phases(), output) as engine, claims_on(store.path) as claims:
                 share = Share(claims, phases.wait)
@@ -173,7 +173,7 @@ def verify(
     for op in ops:
         catalog.check(op)
     try:
-        with ExitStack() as stack:
+        with signals.as_stopped(), ExitStack() as stack:
             engine = stack.enter_context(starting_engine(device, phases := Phases(), output, Machines(gpus)))
             if retune and not policy_of(engine_kind := engine.info.kind).times_are_gpu_times:
                 raise UserError(

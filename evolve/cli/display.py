@@ -50,7 +50,7 @@ def run_search(session: Session, output: Console) -> RunResult:
     events = RunEvents(evolve(search, session.seeds, backends.proposer, engine, store))
     started, stopped = time.monotonic(), None
     try:
-        with closing(events):
+        with signals.as_stopped(), closing(events):
             _show_events(session, events, output)
     except (Stopped, UserError) as caught:  # a UserError: a model can no longer be used
         stopped = caught
@@ -82,7 +82,7 @@ def run_campaign(session: Session, output: Console) -> RunResult:
     )
     stopped = None
     try:
-        with closing(events):
+        with signals.as_stopped(), closing(events):
             _show_campaign_events(session, events, before, output)
     except (Stopped, UserError) as caught:  # a UserError: a model can no longer be used
         stopped = caught

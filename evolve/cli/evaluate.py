@@ -93,7 +93,7 @@ def evaluate(  # noqa: PLR0913, PLR0917 - one per option
     sources = [target for target in targets or [] if target.endswith(".cu")]
     named = [*sources, *with_example(tuple(one for one in targets or () if one not in sources), example)]
     try:
-        with closing(wiring.archive(archive)) as store:
+        with signals.as_stopped(), closing(wiring.archive(archive)) as store:
             check_targets(named)
             phases, machines = Phases(), Machines(gpus, engine, address)
             with starting_engine(device, phases, output, machines) as started, claims_on(store.path) as claims:
@@ -327,8 +327,9 @@ def work(
             print_waits(phases, output)
             targets = Targets({trial.load(op).name: catalog.lasting(op) for op in named}, frozenset(), frozenset())
             try:
-                wait_for_device(engine, device, output)
-                _work(claims, targets, engine, store, Share(claims, phases.wait), deadline, output)
+                with signals.as_stopped():
+                    wait_for_device(engine, device, output)
+                    _work(claims, targets, engine, store, Share(claims, phases.wait), deadline, output)
             except Stopped:
                 output.print("stopped. Finished evaluations are in the folder; other workers evaluate the rest.")
                 raise

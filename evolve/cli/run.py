@@ -37,7 +37,7 @@ from evolve.cli.options import (
 )
 from evolve.cli.session import RunResult, print_proposer
 from evolve.cli.setups import Setup
-from evolve.cli.signals import Stopped
+from evolve.cli.signals import Stopped, as_stopped
 from evolve.engines import trial
 from evolve.errors import UserError
 from evolve.report.progress import Phases
@@ -140,7 +140,7 @@ def run_setup(
             catalog.check(locator)
         if not run_options.replay:
             wiring.check_models(run_options.proposer, run_options.models)
-        with ExitStack() as stack:
+        with as_stopped(), ExitStack() as stack:
             engine = stack.enter_context(
                 session.starting_engine(run_options.device, phases, output, run_options.machines)
             )

@@ -37,19 +37,31 @@ def raising_stopped() -> Iterator[None]:
     before[signal.SIGALRM] = signal.signal(signal.SIGALRM, _raise)
     sys.unraisablehook = report
     try:
-        yield
-    except BaseException as error:
-        if not _received:
-            raise
-        before |= dict.fromkeys(SIGNALS, signal.SIG_IGN)  # the interpreter's shutdown must not be interrupted either
-        # A signal can also surface as another error, such as an ImportError from an interrupted import.
-        raise Stopped(_received[0]) from error
+        with as_stopped():
+            yield
     finally:
         if _received:
+            # the interpreter's shutdown must not be interrupted either
+            before |= dict.fromkeys(SIGNALS, signal.SIG_IGN)
             signal.setitimer(signal.ITIMER_REAL, 0)
         sys.unraisablehook = report_unraisable
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def as_stopped() -> Iterator[None]:
+    """Raise Stopped in place of any other error if a signal has arrived.
+
+    A signal can surface as another error: as an ImportError from an interrupted import, or as Ray's error about a
+    message that it could not pack.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not _received or isinstance(error, Stopped):
+            raise
+        raise Stopped(_received[0]) from error
 
 
 def check() -> None:

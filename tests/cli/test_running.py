@@ -12,6 +12,7 @@ from bad_kernels import twice_kernel
 from command import TWICE, start
 from commandline import evolve, written
 from each import sampled
+from fake_engine import FakeEngine
 from records import GPU, passed
 from shared_engine import run_here
 
@@ -20,8 +21,9 @@ from archive.library import shipped
 from archive.records import Evaluation
 from archive.runs import Budget, Run
 from archive.sqlite import open_archive
+from evolve import wiring
 from evolve.cli.app import main
-from evolve.engines.engine import Engine
+from evolve.engines.engine import Engine, Job
 from evolve.selection.population import champions, latest
 from reference_ops import catalog
 
@@ -185,6 +187,26 @@ def test_a_stopped_run_prints_its_results_and_the_command_that_continues_it(
     (found,) = open_archive(archive).find(Run)
     assert f"To continue: evolve run gelu --device emulated --resume {found.id}" in output
     assert "Traceback" not in output
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_run_prints_its_results_if_the_signal_became_an_error_of_the_engine(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray turns any exception that is raised while it packs a message into its own."""
+
+    def interrupted(job: Job) -> Evaluation:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except BaseException as stopped:
+            raise TypeError("cannot pack the message") from stopped
+        return passed(job.kernel.id)
+
+    monkeypatch.setattr(wiring, "engine", lambda *_: FakeEngine(interrupted))
+    code, output, _ = evolve(capsys, "run", "gelu", *EMULATED)
+    assert code == 130
+    assert "0 evaluations" in output
+    assert "stopped. To continue: evolve run gelu" in output
 
 
 @pytest.mark.parametrize("seconds", sampled([0.1, 0.4, 1.5], quick=[0.4]))

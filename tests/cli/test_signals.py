@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from evolve.cli.signals import Stopped, check, raising_stopped
+from evolve.cli.signals import Stopped, as_stopped, check, raising_stopped
 
 
 def test_the_first_signal_raises_stopped_with_its_exit_code() -> None:
@@ -72,6 +72,19 @@ def test_a_stop_that_becomes_another_error_is_raised_as_a_stop() -> None:
     with pytest.raises(Stopped) as caught:
         stopped_while_a_module_loads()
     assert caught.value.exit_code == 128 + signal.SIGINT
+
+
+def stopped_in_a_message() -> None:
+    with as_stopped():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except Stopped as stopped:
+            raise TypeError("cannot pack the message") from stopped
+
+
+def test_the_code_that_prints_results_gets_the_stop_in_place_of_the_other_error() -> None:
+    with raising_stopped(), pytest.raises(Stopped):
+        stopped_in_a_message()
 
 
 def test_an_error_without_a_signal_is_not_changed() -> None:
