@@ -81,6 +81,9 @@ class Folder:
         host, _, path = location.partition(":")
         self.host = host if is_remote(location) else ""
         self.location, self._path = location, path if self.host else location
+        if self.host and path.startswith("//"):
+            example = path.removeprefix("//").replace("/", ":", 1)
+            raise UserError(f"{location} is an address, not a folder", f"write HOST:FOLDER, such as {example}")
         self._token = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._was_reached = False
         if not self.host and not Path(location).is_dir():

@@ -213,6 +213,12 @@ def test_a_claim_whose_connection_was_lost_is_held_by_the_process_that_made_it(
     assert not other.take(KERNEL.id, DEVICE)
 
 
+def test_an_address_is_refused_with_the_form_that_is_accepted() -> None:
+    with pytest.raises(UserError) as caught:
+        Folder("ssh://node1/evolve")
+    assert caught.value.hint == "write HOST:FOLDER, such as node1:evolve"
+
+
 @pytest.mark.parametrize(
     ("given", "remote"),
     [("host:folder", True), ("me@host:/a/b", True), ("/a:b", False), ("a/b:c", False), ("a", False)],
