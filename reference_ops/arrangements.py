@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from reference_ops.distributions import FARTHEST, fill, sprinkle
-from reference_ops.op import ENDS_WITH_NAN, RUNS_OF_MINUS_INF, Arrange, Tensors
+from reference_ops.op import ENDS_WITH_NAN, LAST_AHEAD, RUNS_OF_MINUS_INF, Arrange, Tensors
 
 ALL_LAST = "all_last"  # end of the name of an arrangement in which every index is the last one
 FAINT_BITS, FAINT_BITS_IN_FLOAT16 = 20, 9  # a faint factor is scaled by 2**-20, a huge one by 2**20
@@ -22,7 +22,6 @@ SHARE_OF_BLOCK = 3  # a block hides one key in three
 MOVED_SCORE, MOVED_KEY = 256.0, 16.0
 # Exponentials of such distances are 6e-6 to 2e-9. Of the second kind, a single one does not change 1 in float32.
 AHEAD, BELOW_FLOAT32 = (12.0, 20.0), (17.1, 17.5)
-LAST_AHEAD = "last_ahead_in_"
 FARTHEST_AHEAD = 87.5  # an exponential within a factor of four of float32's largest number
 SINK, AHEAD_OF_ALL, SINK_VALUE = 4.0, 17.25, 1 / 64  # score of the last key, distance of the others from it, values
 OPPOSED, OPPOSED_IN_FLOAT16 = 2.0**15, 2.0**7  # products of such numbers are far from zero

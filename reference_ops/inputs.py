@@ -10,7 +10,6 @@ from types import EllipsisType
 
 import torch
 
-from reference_ops.arrangements import LAST_AHEAD
 from reference_ops.distributions import (
     ONLY_KEY_NAN,
     OTHER_SIGN,
@@ -29,6 +28,7 @@ from reference_ops.op import (
     INFINITE,
     INFINITE_WEIGHTS,
     LARGE,
+    LAST_AHEAD,
     MEETING,
     MINUS_INF,
     MINUTE,
