@@ -77,7 +77,7 @@ MEETING = (EQUAL_INFINITIES, OPPOSITE_INFINITIES, SPECIAL_PAIRS)
 COUNTED_NAN = "NaN_that_counts"
 RUNS_OF_MINUS_INF = "begins_or_ends_with_minus_inf"  # end of the name of an arrangement of an input
 ENDS_WITH_NAN = "ends_with_NaN"  # the same for an arrangement in which the very last element is NaN
-LAST_AHEAD = "last_ahead_in_"  # beginning of the name of an arrangement in which all numbers of a row but one are similar
+LAST_AHEAD = "last_ahead_in_"  # begins the name of an arrangement: all but the last number of a row are similar
 EXTREME_ROWS = "extreme_rows"  # rows of every extreme in turn, as in "mixed"
 
 GRADIENT = "grad_"  # prefix of the names of the gradients that a backward op gets
