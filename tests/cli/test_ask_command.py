@@ -203,6 +203,7 @@ def test_prompts_are_about_a_device_of_the_archive(capsys: Capture) -> None:
     assert "Some CPU" in evolve(capsys, "ask", "softmax", "-n", "1", "--device", "cpu")[1]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("shipped_measurements")
 def test_prompts_are_about_the_gpu_that_was_used_rather_than_the_one_of_shipped_verdicts(capsys: Capture) -> None:
     assert "Some GPU" in evolve(capsys, "ask", "softmax", "-n", "1")[1]

@@ -165,10 +165,8 @@ def test_a_share_of_the_speed_of_light_needs_a_gpu(capsys: Capture) -> None:
     assert "leave out --until-sol" in errors
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.exhaustive)],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_run_prints_its_results_and_the_command_that_continues_it(
     tmp_path: Path, number: int, code: int
 ) -> None:

@@ -167,6 +167,7 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.exhaustive
 def test_commands_that_only_read_do_not_load_torch(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(LOOKING_UP)],

@@ -171,6 +171,7 @@ def test_a_package_loads_only_the_ops_that_are_called(package: ModuleType) -> No
     assert set(made.made) == {"topk"}
 
 
+@pytest.mark.exhaustive
 def test_a_package_tests_itself(folder: Path) -> None:
     command = [sys.executable, "-m", "primitives_on_cpu.selftest", "softmax", "add_rms_norm", "--calls", "2"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)

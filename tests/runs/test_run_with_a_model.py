@@ -99,6 +99,7 @@ def test_the_key_is_nowhere_in_the_archive_or_the_output(
     assert key not in output
 
 
+@pytest.mark.exhaustive
 def test_a_recorded_run_is_replayed_in_its_own_archive_after_other_runs(
     finished: tuple[SqliteStore, int, str, ScriptedEndpoint], tmp_path: Path, emulated_engine: Engine
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_recorded_run_is_replayed_in_its_own_archive_after_other_runs(
     assert "failed its confirmation: passed" not in output
 
 
+@pytest.mark.exhaustive
 def test_minutes_bound_a_run_whose_endpoint_never_answers(tmp_path: Path, emulated_engine: Engine) -> None:
     with ScriptedEndpoint(otherwise=stall()) as endpoint:
         code, output = run_here(
