@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from reference_ops.op import DTYPES, Op, Workload
+from reference_ops.rows import with_rows
 from reference_ops.shapes import (
     MANY_ELEMENTS,
     NEAREST,
@@ -16,7 +17,6 @@ from reference_ops.shapes import (
     integers_of,
     listed_within,
     ranges_of,
-    with_rows,
     with_sizes,
 )
 

@@ -12,12 +12,8 @@ import torch
 
 from reference_ops.distributions import (
     ONLY_KEY_NAN,
-    OTHER_SIGN,
-    SEEDS_ALIKE,
     change_weight,
     fill,
-    sprinkle,
-    stand_alone,
 )
 from reference_ops.meeting import meet, meetings
 from reference_ops.op import (
@@ -49,6 +45,7 @@ from reference_ops.op import (
     Workload,
 )  # fmt: skip
 from reference_ops.precision import TORCH_DTYPES
+from reference_ops.special_values import OTHER_SIGN, SEEDS_ALIKE, sprinkle, stand_alone
 
 SEEDS = 2**31
 LARGE_WEIGHTS = 3  # one seed in this many draws weights from large numbers

@@ -34,18 +34,10 @@ class DType:
 
 
 DTYPES = {
-    "float64": DType(8, True),
-    "float32": DType(4, True),
-    "float16": DType(2, True),
-    "bfloat16": DType(2, True),
-    "float8_e4m3fn": DType(1, True),
-    "float8_e5m2": DType(1, True),
-    "int64": DType(8, False),
-    "int32": DType(4, False),
-    "int16": DType(2, False),
-    "int8": DType(1, False),
-    "uint8": DType(1, False),
-    "bool": DType(1, False),
+    **{name: DType(size, True) for name, size in (("float64", 8), ("float32", 4), ("float16", 2), ("bfloat16", 2))},
+    **{name: DType(1, True) for name in ("float8_e4m3fn", "float8_e5m2")},
+    **{name: DType(size, False) for name, size in (("int64", 8), ("int32", 4), ("int16", 2), ("int8", 1))},
+    **{name: DType(1, False) for name in ("uint8", "bool")},
 }
 
 # Distributions of inputs by name; `reference_ops.distributions` defines them.
@@ -272,9 +264,8 @@ class Op:
     @property
     def saved(self) -> tuple[str, ...]:
         """The floating-point inputs that a backward op gets from the forward; none for other ops."""
-        if not any(tensor.name.startswith(GRADIENT) for tensor in self.inputs):
-            return ()
-        return tuple(tensor.name for tensor in self.floating if not tensor.name.startswith(GRADIENT))
+        is_backward = any(tensor.name.startswith(GRADIENT) for tensor in self.inputs)
+        return tuple(one.name for one in self.floating if is_backward and not one.name.startswith(GRADIENT))
 
     @property
     def floating(self) -> tuple[TensorSpec, ...]:
@@ -400,9 +391,7 @@ class Op:
 def ops_of(module: object) -> tuple[Op, ...]:
     """Return the ops that a module defines as `op` or `ops`."""
     found: Any = getattr(module, "ops", None) or (getattr(module, "op", None),)
-    if not isinstance(found, tuple | list) or not all(isinstance(op, Op) for op in found):
-        return ()
-    return tuple(found)
+    return tuple(found) if isinstance(found, tuple | list) and all(isinstance(op, Op) for op in found) else ()
 
 
 def _as_tuple(outputs: "torch.Tensor | tuple[torch.Tensor, ...]") -> "tuple[torch.Tensor, ...]":

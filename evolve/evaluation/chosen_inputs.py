@@ -27,7 +27,8 @@ from reference_ops.op import (
     Workload,
 )
 from reference_ops.parameters import not_finite_where_it_matters
-from reference_ops.shapes import integers_of, without_rows
+from reference_ops.rows import without_rows
+from reference_ops.shapes import integers_of
 
 EXTREMES_AT_ONCE = 2  # number of extremes at a declared workload whose rows depend on each other
 ROWS_WITH_TAILS = 4  # enough for two inputs to have NaN in different rows, beside rows without NaN

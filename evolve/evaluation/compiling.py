@@ -33,7 +33,8 @@ from reference_ops.parameters import (
     special_parameters,
     with_one_change,
 )
-from reference_ops.shapes import held_out, past_few_bits, powers_of_two, stretched, thinned, without_rows
+from reference_ops.rows import thinned, without_rows
+from reference_ops.shapes import held_out, past_few_bits, powers_of_two, stretched
 from reference_ops.windows import overlapping_windows, windows_past_borders
 
 HELD_OUT, HELD_OUT_TO_CONFIRM = 2, 6

@@ -23,7 +23,8 @@ from evolve.evaluation.truth import Truth, defined, truth
 from evolve.op_on_device import all_flops
 from reference_ops.inputs import inputs_at
 from reference_ops.op import NORMAL, Op, Tensors, TensorSpec, Workload
-from reference_ops.shapes import beyond, prime_below, with_rows, without_rows
+from reference_ops.rows import beyond, with_rows, without_rows
+from reference_ops.shapes import prime_below
 
 ROUNDS = 31
 BASELINE = 1  # index of the baseline among three contestants; the others are the kernel

@@ -13,7 +13,8 @@ import torch
 
 from evolve.evaluation.allowed_errors import leeway
 from evolve.evaluation.compare import alike
-from evolve.evaluation.truth import Truth, of_more_bits, truth
+from evolve.evaluation.nearby import of_more_bits
+from evolve.evaluation.truth import Truth, truth
 from reference_ops.inputs import SEEDS, RowGroup, inputs_at
 from reference_ops.op import (
     CLASHING,

@@ -10,6 +10,7 @@ from functools import cached_property, partial
 import torch
 
 from evolve.devices.error_passes import ErrorPasses, Results
+from evolve.evaluation import nearby
 from evolve.evaluation.allowed_errors import FEW, FLOAT32_UNIT, SMALL, Comparison, Sums, lost_by_atomics, summed
 from evolve.evaluation.clearly_right import Rows, Rule, at_rows, clearly_right, on_the_cpu_if_small, right_in_turn
 from evolve.evaluation.compare import Excuses, NotFinite, compared
@@ -31,7 +32,6 @@ from reference_ops.op import (
 )
 
 PERTURBATIONS, REPETITIONS = 16, 16
-NEAR = 2.0**-20  # largest relative change, 16 roundings of float32
 MOST_AT_ONCE = 2**27  # number of elements that are compared at once
 OTHER_DRAWS = 16  # enough draws that a result is not zero in all of them by chance
 SAME = 1e-9  # relative difference of float64 results that differ in the order of additions alone
@@ -211,7 +211,7 @@ class Truth:
         try:
             for _ in range(REPETITIONS):
                 inputs = {
-                    name: values if name in self.op.tolerance.given else _rounded(values, generator)
+                    name: values if name in self.op.tolerance.given else nearby.rounded(values, generator)
                     for name, values in self.inputs.items()
                 }
                 expected = self.op.call_in_float64(inputs, self.workload)
@@ -271,7 +271,7 @@ class Truth:
         generator = torch.Generator(next(iter(self.inputs.values())).device).manual_seed(self.seed)
         in_turn = self.op.terms(self.workload, self.op.tolerance.in_turn)
         std = FLOAT32_UNIT * math.sqrt(max(1.0, in_turn / PRODUCTS_IN_TURN))
-        perturbed = partial(_perturbed, std=std, of_16_bits=_factors((2**16,), std, generator))
+        perturbed = partial(nearby.perturbed, std=std, of_16_bits=nearby.factors((2**16,), std, generator))
         chance, given = random.Random(self.seed), self.op.tolerance.given
         for _ in range(PERTURBATIONS):
             inputs = {name: x if name in given else perturbed(x, generator, chance) for name, x in self.inputs.items()}
@@ -304,12 +304,7 @@ def defined(op: Op, workload: Workload, torch_device: str, *, finite: bool = Fal
         raise
     except Exception:  # noqa: BLE001 - a user's reference may refuse sizes with any exception
         return False
-    return not finite or all(bool(of_more_bits(output).isfinite().all()) for output in outputs)
-
-
-def of_more_bits(values: torch.Tensor) -> torch.Tensor:
-    """Return 8-bit floats as float32, because PyTorch has few operations on them, and others unchanged."""
-    return values.float() if values.is_floating_point() and values.element_size() == 1 else values
+    return not finite or all(bool(nearby.of_more_bits(output).isfinite().all()) for output in outputs)
 
 
 def _differ(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
@@ -371,37 +366,3 @@ def _upper_mean(squares: torch.Tensor) -> float:
 
 def _off(result: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     return torch.sub(result, expected, out=torch.empty_like(expected, dtype=torch.float32))
-
-
-def _rounded(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return values of 16 or 32 bits as float32 values within `NEAR` of them, and others unchanged.
-
-    The values are not only the next numbers above or below: with two choices for each of a few values, an error may be
-    zero in all cases.
-    """
-    if not (values.is_floating_point() and values.element_size() in {2, 4}):
-        return values
-    factors = torch.empty_like(values, dtype=torch.float32).uniform_(1 - NEAR, 1 + NEAR, generator=generator)
-    return factors.mul_(values)
-
-
-def _perturbed(
-    values: torch.Tensor, generator: torch.Generator, chance: random.Random, *, of_16_bits: torch.Tensor, std: float
-) -> torch.Tensor:
-    """Return the values with a relative change of this standard deviation, as by rounding.
-
-    Equal numbers of 16 bits change alike, because a kernel rounds equal sums alike: in a row with few different
-    numbers, such roundings do not cancel. `chance` gives each of these numbers another of the factors each time.
-    """
-    if not values.is_floating_point():
-        return values
-    if values.element_size() == 2:
-        places = values.view(torch.int16).int().mul_(chance.randrange(1, 2**15, 2)).add_(chance.randrange(2**16))
-        factors = of_16_bits[places.bitwise_and_(0xFFFF)]  # an odd factor never moves two numbers to one place
-    else:
-        factors = _factors(values.shape, std, generator)
-    return factors.mul_(of_more_bits(values))
-
-
-def _factors(shape: tuple[int, ...], std: float, generator: torch.Generator) -> torch.Tensor:
-    return torch.empty(shape, dtype=torch.float64, device=generator.device).normal_(1.0, std, generator=generator)

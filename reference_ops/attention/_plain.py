@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from reference_ops.arrangements import nan_in, of_keys_ahead, of_scores, then
+from reference_ops.arrangements import nan_in, then
 from reference_ops.op import NOT_FINITE, OF_PRODUCTS, Arrange, Tensors, Tolerance
 from reference_ops.precision import wide
+from reference_ops.scores import of_keys_ahead, of_scores
 
 aten = torch.ops.aten
 MATH, FLASH, EFFICIENT, CUDNN = range(4)  # the backends of scaled_dot_product_attention

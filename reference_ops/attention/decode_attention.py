@@ -5,10 +5,11 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
-from reference_ops.arrangements import filled, of_keys_ahead, of_scores, then
+from reference_ops.arrangements import filled, then
 from reference_ops.attention._plain import FARTHEST, VALUES
 from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
+from reference_ops.scores import of_keys_ahead, of_scores
 
 
 def decode_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from reference_ops.arrangements import far_below, filled, last_ahead, of_indices, scaled, then
+from reference_ops.arrangements import far_below, filled, of_indices, scaled, then
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.scores import last_ahead
 
 IGNORED = -100
 PLAIN = {"ignore_index": IGNORED, "label_smoothing": 0.0}

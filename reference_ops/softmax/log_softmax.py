@@ -2,8 +2,8 @@
 
 import torch
 
-from reference_ops.arrangements import last_ahead
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.scores import last_ahead
 from reference_ops.softmax.softmax import FEW_INFINITIES
 
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from reference_ops.arrangements import last_ahead, of_mask, runs_of_minus_inf, then
+from reference_ops.arrangements import of_mask, runs_of_minus_inf, then
 from reference_ops.distributions import ONLY_KEY_NAN
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
+from reference_ops.scores import last_ahead
 from reference_ops.softmax.softmax import FEW_INFINITIES, OF_GRADIENTS, backward_as_called
 
 

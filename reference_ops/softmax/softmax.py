@@ -4,9 +4,10 @@ import math
 
 import torch
 
-from reference_ops.arrangements import last_ahead, sprinkled
+from reference_ops.arrangements import sprinkled
 from reference_ops.op import COMMON, Op, Tensors, Tolerance, rotated, tensors, workloads
 from reference_ops.precision import wide
+from reference_ops.scores import last_ahead
 
 # The common part of a row's gradients cancels and leaves only rounding, so "shifted" and "constant" are left out.
 # "tiny" gradients times a probability are below float16's smallest number.

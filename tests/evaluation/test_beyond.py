@@ -23,7 +23,7 @@ from evolve.evaluation.evaluator import Evaluator
 from reference_ops import catalog
 from reference_ops.inputs import inputs_at
 from reference_ops.op import Op, Workload
-from reference_ops.shapes import beyond, with_rows
+from reference_ops.rows import beyond, with_rows
 
 ROWS, COLUMNS_SUMMED = catalog.load("sum"), catalog.load("sum_columns")
 SMALL = Beyond(elements=2**16, memory_bytes=2**30, repeated=2**12)

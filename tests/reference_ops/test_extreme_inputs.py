@@ -12,7 +12,7 @@ from drawn_inputs import drawn, nan_at
 from each import each
 
 from reference_ops import catalog, distributions
-from reference_ops.distributions import EXTREME_DRAWS, MOST_ON_HOST, SEEDS_ALIKE
+from reference_ops.distributions import EXTREME_DRAWS
 from reference_ops.inputs import inputs_at, meets_extremes_by_rows, row_groups, seeds_in_turn, similar_seeds
 from reference_ops.op import (
     EXTREME_ROWS,
@@ -30,6 +30,7 @@ from reference_ops.op import (
     Op,
     Workload,
 )
+from reference_ops.special_values import MOST_ON_HOST, SEEDS_ALIKE, for_rows
 
 
 @each({name: name for name in catalog.names()}, quick=some())
@@ -240,13 +241,13 @@ class OnAGpu:
 
 def test_places_of_few_rows_are_drawn_on_the_host_from_the_state_of_the_gpus_generator() -> None:
     def drawn(state: tuple[int, ...], rows: int) -> list[float]:
-        own = distributions._for_rows(rows, cast("torch.Generator", OnAGpu(state)))
+        own = for_rows(rows, cast("torch.Generator", OnAGpu(state)))
         assert own.device.type == "cpu"
         return torch.rand(8, generator=own).tolist()
 
     assert drawn((1, 0), 5) == drawn((1, 0), MOST_ON_HOST)
     assert len({tuple(drawn(state, 5)) for state in ((1, 0), (1, 4), (2, 0), (2, 4))}) == 4
     many = cast("torch.Generator", OnAGpu((1, 0)))
-    assert distributions._for_rows(MOST_ON_HOST + 1, many) is many
+    assert for_rows(MOST_ON_HOST + 1, many) is many
     host = torch.Generator()
-    assert distributions._for_rows(5, host) is host
+    assert for_rows(5, host) is host

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from reference_ops import catalog
-from reference_ops.distributions import ONLY_KEY_NAN, fill, sprinkle
+from reference_ops.distributions import ONLY_KEY_NAN, fill
 from reference_ops.edges import exceeds_16_bits, with_other_elements
 from reference_ops.inputs import inputs_at, seeds_of_both_signs
 from reference_ops.op import DTYPES, INFINITE, Workload
+from reference_ops.special_values import sprinkle
 
 MOST_BYTES = 2**21
 
