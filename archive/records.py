@@ -246,6 +246,9 @@ class Duel:
         return self.low > 1 + self.noise
 
 
+TOO_LONG = "took more than"  # begins the report of a tool that was ended at its time limit
+
+
 @dataclass(frozen=True)
 class Sanitized:
     """The result of one of compute-sanitizer's tools; `errors` is None if it could not finish."""
@@ -253,6 +256,11 @@ class Sanitized:
     tool: str
     errors: int | None
     report: str = ""
+
+    @property
+    def late(self) -> bool:
+        """Whether the tool was ended because the kernel took too long under it."""
+        return self.errors is None and self.report.startswith(TOO_LONG)
 
 
 @dataclass(frozen=True)

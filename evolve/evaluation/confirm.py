@@ -30,6 +30,7 @@ ROUNDS = 31
 BASELINE = 1  # index of the baseline among three contestants; the others are the kernel
 CONTENDER = 1.05  # times the best baseline's time; a slower kernel cannot win a duel
 SANITIZER_SECONDS = 60.0
+REQUIRED_TOOL = "memcheck"  # no other tool and no check of an evaluation finds reads beside the buffers
 SANITIZED_LONG_BYTES = 2**23  # limit on the inputs of a shape with one long dim
 SANITIZED_BYTES = 2**29  # limit on the inputs of a small shape: the tools are a hundred times slower
 # number and size of declared workloads of which the kernel accepts no smaller form
@@ -114,7 +115,8 @@ def sanitized(
 ) -> tuple[Sanitized, ...]:
     """Return compute-sanitizer's reports at a few small shapes of `programs`, and at all `others`.
 
-    Raises RejectedError if it finds an error.
+    Raises RejectedError if it finds an error, or if the kernel is too slow for memcheck at every shape: a kernel could
+    otherwise avoid the tool by long loops where it is not timed.
     """
     if (sanitizer := device.tools.sanitizer) is None:
         return ()
@@ -131,7 +133,12 @@ def sanitized(
         for workload, program in chosen
     ]
     found: list[Sanitized] = []
-    for (workload, _), reports in zip(chosen, sanitizer(runs, SANITIZER_SECONDS), strict=True):
+    examined = sanitizer(runs, SANITIZER_SECONDS)
+    required = [report for reports in examined for report in reports if report.tool == REQUIRED_TOOL]
+    if required and all(report.late for report in required):
+        message = f"{REQUIRED_TOOL} took more than {SANITIZER_SECONDS:.0f} s at each of {len(required)} shapes"
+        raise RejectedError(Outcome.TIMED_OUT, f"{message}: without its result, a kernel cannot be a champion")
+    for (workload, _), reports in zip(chosen, examined, strict=True):
         for report in reports:
             if report.errors:
                 message = f"{workload.key}: compute-sanitizer's {report.tool} found {report.errors} errors"

@@ -120,6 +120,27 @@ def test_a_clean_report_differs_from_the_report_of_an_unfinished_tool(errors: in
     assert found[0].report.startswith(SMALL.key)
 
 
+def memchecked(*reports: Sanitized) -> ScriptedDevice:
+    """Return a device whose memcheck gives one of these reports for each shape in turn."""
+    return ScriptedDevice(tools=Tools(sanitizer=lambda _runs, _seconds: [(report,) for report in reports]))
+
+
+LATE, CLEAN = Sanitized("memcheck", None, "took more than 60 s"), Sanitized("memcheck", 0)
+FAILED = Sanitized("memcheck", None, "did not finish: out of memory")
+SHAPES = [(Workload("float32", (("n", n),)), program()) for n in (3, 5)]
+
+
+def test_a_kernel_that_is_too_slow_for_memcheck_at_every_shape_is_refused() -> None:
+    with pytest.raises(RejectedError, match="at each of 2 shapes") as caught:
+        sanitized(memchecked(LATE, LATE), (), SHAPES, OP, print)
+    assert caught.value.outcome is Outcome.TIMED_OUT
+
+
+@pytest.mark.parametrize("other", [CLEAN, FAILED], ids=["another shape is clean", "the tool failed at another shape"])
+def test_a_kernel_that_is_too_slow_for_memcheck_at_one_shape_is_not_refused(other: Sanitized) -> None:
+    assert [one.errors for one in sanitized(memchecked(LATE, other), (), SHAPES, OP, print)] == [None, other.errors]
+
+
 def test_the_sanitizer_runs_on_the_smaller_half_of_the_shapes() -> None:
     shapes = [Workload("float32", (("n", 2**power),)) for power in range(10)]
     seen: Iterator[str] = iter(

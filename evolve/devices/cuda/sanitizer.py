@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-from archive.records import Sanitized
+from archive.records import TOO_LONG, Sanitized
 from evolve.devices import turns as turns_of_workers
 from evolve.devices.cuda import replay
 from evolve.devices.cuda.replay import PackedRun
@@ -125,7 +125,7 @@ def _started(tool: Path, check: str, folder: Path, seconds: float) -> "subproces
 
 def _finished(check: str, process: "subprocess.Popen[bytes]", folder: Path, seconds: float) -> Sanitized:
     if not replay.ended(process, folder, _mark(check), seconds):
-        return Sanitized(check, None, f"took more than {seconds:.0f} s")
+        return Sanitized(check, None, f"{TOO_LONG} {seconds:.0f} s")
     log = _log(folder, check)
     return judged(
         check,
