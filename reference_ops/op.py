@@ -34,11 +34,11 @@ class DType:
 
 
 DTYPES = {
-    **{name: DType(size, True) for name, size in (("float64", 8), ("float32", 4), ("float16", 2), ("bfloat16", 2))},
-    **{name: DType(1, True) for name in ("float8_e4m3fn", "float8_e5m2")},
-    **{name: DType(size, False) for name, size in (("int64", 8), ("int32", 4), ("int16", 2), ("int8", 1))},
-    **{name: DType(1, False) for name in ("uint8", "bool")},
-}
+    "float64": DType(8, True), "float32": DType(4, True), "float16": DType(2, True), "bfloat16": DType(2, True),
+    "float8_e4m3fn": DType(1, True), "float8_e5m2": DType(1, True),
+    "int64": DType(8, False), "int32": DType(4, False), "int16": DType(2, False), "int8": DType(1, False),
+    "uint8": DType(1, False), "bool": DType(1, False),
+}  # fmt: skip
 
 # Distributions of inputs by name; `reference_ops.distributions` defines them.
 NORMAL, LARGE, HEAVY_TAIL = "normal", "large", "heavy_tail"

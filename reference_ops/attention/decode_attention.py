@@ -1,13 +1,14 @@
 """Decode attention: one query per sequence attends to a long cache of keys and values."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch.nn import functional
 
 from reference_ops.arrangements import filled, then
-from reference_ops.attention._plain import FARTHEST, VALUES
-from reference_ops.op import Op, Tensors, Tolerance, rotated, tensors, workloads
+from reference_ops.attention._plain import FARTHEST, TOLERANCE, VALUES
+from reference_ops.op import Op, Tensors, rotated, tensors, workloads
 from reference_ops.precision import wide
 from reference_ops.scores import of_keys_ahead, of_scores
 
@@ -118,5 +119,5 @@ op = Op(
     flops=lambda dims: 3 * cached_keys(dims) * dims["heads"],
     matrix_flops=lambda dims: 4 * cached_keys(dims) * dims["heads"] * dims["dim"],
     # Where all scores are almost equal, a result is the mean of tens of thousands of values.
-    tolerance=Tolerance(in_turn="dim", sums="keys"),
+    tolerance=replace(TOLERANCE, sums="keys"),
 )  # fmt: skip
