@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from archive.kernel import Proposal
 from archive.records import Evaluation, Measurement
@@ -18,6 +19,7 @@ from archive.store import Store
 from archive.summaries import Timing
 from evolve import budget, loop
 from evolve.budget import Ended, Spent
+from evolve.confirm import Champions, confirm
 from evolve.engines.engine import Engine, HasCards, HasDevices, Job, TakesPauses, on_device
 from evolve.loop import Event
 from evolve.request import Bounded, Proposer, Request
@@ -116,10 +118,11 @@ def campaign(
         ended = yield from SideBySide(searches, Bounded(proposer), engine, views).run()
     else:
         ended = yield from share_out(searches, Bounded(proposer), engine, views)
-    for search in searches:
-        with search.leg(store):
-            yield Slice(search, confirming=True)
-            yield from loop.confirm(search.locator, on_device(engine, search.device), views[search.run], search.share)
+    for device in dict.fromkeys(search.device for search in searches):
+        of_device = [search for search in searches if search.device == device]
+        yield from (Slice(search, confirming=True) for search in of_device)
+        ops = [Champions(one.locator, views[one.run], one.share, partial(one.leg, store)) for one in of_device]
+        yield from confirm(ops, on_device(engine, device))
     return ended
 
 

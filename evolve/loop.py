@@ -14,14 +14,12 @@ from archive.records import Evaluation
 from archive.store import Store
 from evolve import budget
 from evolve.budget import Ended, Spent
+from evolve.confirm import Champions, confirm
 from evolve.engines.engine import Engine, Job
 from evolve.request import Bounded, Proposer
 from evolve.search import Search
 from evolve.selection import selection
-from evolve.selection.sharing import Share
 from evolve.selection.view import OpView
-
-CONFIRMING_ROUNDS = 4  # if a champion fails, the next round confirms its successor
 
 Event = Proposal | Evaluation
 E = TypeVar("E", Proposal, Evaluation)
@@ -40,7 +38,7 @@ def evolve(
             if ended is Ended.NOTHING and search.share.others_work(view, search.deadline):
                 ended = search.over(view, spent)  # the verdicts of other runs may lead to new proposals
             if ended:
-                yield from confirm(search.locator, engine, view, search.share)
+                yield from confirm([Champions(search.locator, view, search.share)], engine)
             if ended is Ended.LIGHT:  # continue if the champion that ended the search has failed its confirmation
                 ended = search.over(view, spent)
     return ended
@@ -66,15 +64,6 @@ def one_round(
     spent += Spent(evals=sum(bool(proposal.kernel) for proposal in proposals) - len(new))
     spent = yield from settle(search, spent, engine, view)
     return spent, search.over(view, spent) or (None if proposals else Ended.NOTHING)
-
-
-def confirm(locator: str, engine: Engine, view: OpView, share: Share) -> Generator[Evaluation, None, None]:
-    """Test the champions again in fresh processes. This ignores the deadline, but the number of rounds is bounded."""
-    for _ in range(CONFIRMING_ROUNDS):
-        waiting = [(kernel, view.last_read(kernel.id)) for kernel in view.unconfirmed()]
-        jobs = (Job(kernel, locator, confirm=True) for kernel, seen in waiting if share.take(view, kernel.id, seen))
-        yield from keep(share.judged(view, engine.evaluate(jobs)), view.store)
-        share.others_work(view)
 
 
 def settle(search: Search, spent: Spent, engine: Engine, view: OpView) -> Generator[Event, None, Spent]:

@@ -1,7 +1,7 @@
 """`evolve confirm` tests champions more strictly, `verify` tests them after an update or on another GPU."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -69,12 +69,11 @@ def confirm(
             with engine_on(device, phases := Phases(), output) as engine, claims_on(store.path) as claims:
                 share = Share(claims, phases.wait)
                 print_waits(phases, output)
-                parts = [_confirmed((op, locator), engine, store, share, output) for op, locator in locators.items()]
+                verdicts = _confirmed(locators, engine, store, share, output)
                 any_champion = any(_champions(op, engine, store) for op in locators)
     except Stopped:
         output.print("stopped. Finished confirmations are in the archive; the same command continues from them.")
         raise
-    verdicts = [verdict for part in parts for verdict in part]
     if as_json:
         print_json([facts.of_evaluation(verdict) for verdict in verdicts])
     if any_champion and not verdicts:
@@ -109,17 +108,28 @@ def _champions(op: str, engine: "Engine", store: "SqliteStore") -> tuple[Champio
 
 
 def _confirmed(
-    named: tuple[str, str], engine: "Engine", store: "SqliteStore", share: Share, output: Console
+    locators: Mapping[str, str], engine: "Engine", store: "SqliteStore", share: Share, output: Console
 ) -> list[Evaluation]:
-    """Confirm an op's champions; print each verdict as it arrives, and all duels at the end."""
-    from evolve import loop
+    """Confirm the champions of all ops; print each verdict as it arrives, and all duels at the end."""
+    from evolve.confirm import Champions
+    from evolve.confirm import confirm as confirmed
 
-    verdicts, (op, locator) = [], named
-    for verdict in loop.confirm(locator, engine, OpView(store, op, engine.info), share):
+    verdicts: list[Evaluation] = []
+    ops = [Champions(locator, OpView(store, op, engine.info), share) for op, locator in locators.items()]
+    for verdict in confirmed(ops, engine):
         signals.check()
-        style = "" if verdict.confirmed else "red"
-        say(output, f"{op}: {confirmation_line(verdict)}", style)
+        say(output, f"{verdict.op}: {confirmation_line(verdict)}", "" if verdict.confirmed else "red")
         verdicts.append(verdict)
+    for op in locators:
+        _print_duels(op, engine, store, output)
+    for verdict in verdicts:
+        if not verdict.confirmed:
+            command = f"evolve evaluate --explain {short(verdict.kernel_id)}{archive_option(store.path)}"
+            say_command(output, f"why {short(verdict.kernel_id)} failed:", command, "dim")
+    return verdicts
+
+
+def _print_duels(op: str, engine: "Engine", store: "SqliteStore", output: Console) -> None:
     on_gpu = known_basis(engine.info.kind).is_pytorch
     champions = [champion for champion in _champions(op, engine, store) if champion.duel and on_gpu]
     in_force = {
@@ -134,11 +144,6 @@ def _confirmed(
         for kernel_id in dict.fromkeys(champion.kernel_id for champion in champions):
             words, style = sanitizer_words(in_force[kernel_id])
             say(output, f"{short(kernel_id)} under the sanitizer: {words}", style)
-    for verdict in verdicts:
-        if not verdict.confirmed:
-            command = f"evolve evaluate --explain {short(verdict.kernel_id)}{archive_option(store.path)}"
-            say_command(output, f"why {short(verdict.kernel_id)} failed:", command, "dim")
-    return verdicts
 
 
 MINUTES = 10.0

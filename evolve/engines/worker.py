@@ -261,6 +261,7 @@ def _judge(request: Assignment, evaluator: Evaluator, turns: Turns | None) -> Ev
         log = _memory_message(error) if out_of_memory(error) else gpu_fault()
         if not log:
             raise
+        log = " ".join((log, *getattr(error, "__notes__", ())))
         return _verdict(kernel, op, evaluator.device.info, Outcome.CRASHED, log)
 
 

@@ -1,5 +1,6 @@
 """Expected outputs for one set of inputs: PyTorch's results at the workload's dtype and in float64."""
 
+import contextlib
 import itertools
 import math
 import random
@@ -287,9 +288,10 @@ def truth(
     op: Op, workload: Workload, values: str, seed: int, inputs: Tensors, passes: ErrorPasses | None = None
 ) -> Truth:
     """Compute the expected outputs. Called only after the candidate has run on the same inputs."""
-    expected = op.call_in_float64(inputs, workload)
-    with GeluOfInfinity():
-        pytorch = op.call(inputs, workload)
+    with faults_named(workload):
+        expected = op.call_in_float64(inputs, workload)
+        with GeluOfInfinity():
+            pytorch = op.call(inputs, workload)
     return Truth(op, workload, values, seed, inputs, pytorch, expected, passes)
 
 
@@ -299,12 +301,23 @@ def defined(op: Op, workload: Workload, torch_device: str, *, finite: bool = Fal
     With `finite`, its results must be finite as well: a division by zero does not show that a parameter is used.
     """
     try:
-        outputs = op.call(inputs_at(op, workload, 0, torch_device), workload)
+        with faults_named(workload):
+            outputs = op.call(inputs_at(op, workload, 0, torch_device), workload)
     except (torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except Exception:  # noqa: BLE001 - a user's reference may refuse sizes with any exception
         return False
     return not finite or all(bool(nearby.of_more_bits(output).isfinite().all()) for output in outputs)
+
+
+@contextlib.contextmanager
+def faults_named(workload: Workload) -> Iterator[None]:
+    """Add a note to a GPU's fault in the body: PyTorch's own kernels crash at some sizes."""
+    try:
+        yield
+    except torch.AcceleratorError as error:
+        error.add_note(f"while PyTorch computed the expected results at {workload.key}")
+        raise
 
 
 def _differ(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:

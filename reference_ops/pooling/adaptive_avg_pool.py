@@ -1,7 +1,7 @@
 """Average pooling to a given size, over one, two or three dims, and its backward."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -104,11 +104,22 @@ def taps(rank: int, known: Mapping[str, int]) -> int:
     return math.prod(-(-known[axis] // known[f"o{axis}"]) for axis in AXES[rank])
 
 
+def for_long_axes(x: torch.Tensor, sizes: Iterable[int], counts: Iterable[int]) -> torch.Tensor:
+    """Return the tensor on the CPU if an axis is too long for PyTorch's kernels on a GPU, else as it is.
+
+    On a GPU PyTorch multiplies the axis's size and its number of windows in 32 bits. If the product overflows, the
+    results are wrong, or the kernel reads unallocated memory, which ends the process.
+    """
+    longest = max((size * count for size, count in zip(sizes, counts, strict=True)), default=0)
+    return x.cpu() if longest > torch.iinfo(torch.int32).max else x
+
+
 def adaptive_avg_pool(rank: int) -> Op:
     pool = in_float32_on_cpu(getattr(functional, f"adaptive_avg_pool{rank}d"))
 
     def reference(x: torch.Tensor, **sizes: int) -> torch.Tensor:
-        return pool(x, [sizes[f"o{axis}"] for axis in AXES[rank]])
+        counts = [sizes[f"o{axis}"] for axis in AXES[rank]]
+        return pool(for_long_axes(x, x.shape[2:], counts), counts).to(x.device)
 
     return Op(
         name=f"adaptive_avg_pool{rank}d",
@@ -138,11 +149,11 @@ def adaptive_avg_pool_backward(rank: int) -> Op:
         shape = *grad_out.shape[:2], *(sizes[axis] for axis in AXES[rank])
         if math.prod(grad_out.shape[2:]) == 1:  # PyTorch takes a mean, whose backward divides and copies
             return grad_out.expand(shape).div(math.prod(shape[2:]))
-        # PyTorch reads only the shape of the forward's input.
-        x = grad_out.new_empty(shape)
+        given = for_long_axes(grad_out, shape[2:], grad_out.shape[2:])
+        x = given.new_empty(shape)  # PyTorch reads only its shape
         if rank == 1:
-            return backward(grad_out.unsqueeze(2), x.unsqueeze(2)).squeeze(2)
-        return backward(grad_out, x)
+            return backward(given.unsqueeze(2), x.unsqueeze(2)).squeeze(2).to(grad_out.device)
+        return backward(given, x).to(grad_out.device)
 
     return Op(
         name=f"adaptive_avg_pool{rank}d_backward",

@@ -307,3 +307,15 @@ def test_pytorch_does_not_leave_gelu_of_infinity_open(name: str, dtype: str) -> 
         infinite = known.expected[0].isinf()
         assert bool(infinite.any())
         assert torch.equal(known.pytorch[0][infinite].double(), known.expected[0][infinite])
+
+
+def test_a_fault_of_the_gpu_in_pytorch_itself_is_named() -> None:
+    def crashing(x: torch.Tensor) -> torch.Tensor:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    places = (WORKLOAD,)
+    op = Op("crashing", crashing, tensors(x="rows cols"), tensors(out="rows"), places, places, flops=lambda _: 1)
+    for use in (lambda: defined(op, WORKLOAD, "cpu"), lambda: truth(op, WORKLOAD, "normal", 3, {"x": torch.ones(2)})):
+        with pytest.raises(torch.AcceleratorError) as caught:
+            use()
+        assert caught.value.__notes__ == ["while PyTorch computed the expected results at rows=32 cols=64 float32"]

@@ -1,5 +1,6 @@
 """References compared with their definitions in cases where PyTorch leaves a choice."""
 
+import pytest
 import torch
 
 from reference_ops import catalog
@@ -48,3 +49,13 @@ def test_add_rms_norm_is_the_norm_of_the_rounded_sum() -> None:
     out, summed = op.call(inputs, workload)
     norm = catalog.load("rms_norm")
     assert torch.equal(out, norm.call({"x": summed, "weight": inputs["weight"]}, workload)[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["adaptive_avg_pool1d", "adaptive_avg_pool1d_backward"])
+def test_adaptive_pools_of_rows_whose_products_exceed_32_bits_are_right_on_a_gpu(name: str) -> None:
+    op = catalog.load(name)
+    workload = next(w for w in op.awkward if 262_147 in dict((*w.dims, *w.parameters)).values())
+    inputs = inputs_at(op, workload, 0, "cpu")
+    (found,) = op.call({name: values.cuda() for name, values in inputs.items()}, workload)
+    torch.testing.assert_close(found.cpu(), op.call(inputs, workload)[0])
