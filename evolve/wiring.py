@@ -65,11 +65,16 @@ def _local(
     from evolve.engines.local import LocalEngine
 
     policy = policy_of(kind)
-    workers = max(1, min(policy.most_workers, cores))
+    workers = workers_per_card(policy, len(cards), cores)
     compilers = compilers_beside(policy, len(cards), cores)
     preparers = min(policy.most_preparers, cores // CORES_PER_PREPARER)
     made = LocalEngine(kind, workers, watch, compilers=compilers, cards=cards, preparers=preparers)
     return made, (workers * len(cards) + compilers) + max(1, workers * len(cards))
+
+
+def workers_per_card(policy: Policy, cards: int, cores: int) -> int:
+    """Return how many processes check and time kernels on each card: two, or more if there are cores for them."""
+    return max(1, min(policy.most_workers, cores, max(2, cores // (policy.cores_per_worker * cards))))
 
 
 def compilers_beside(policy: Policy, cards: int, cores: int) -> int:

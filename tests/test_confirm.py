@@ -1,17 +1,15 @@
 """Confirmation of the champions of several ops: in one stream of jobs, with a leg for each op."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from fake_engine import FakeEngine
+from fake_engine import AllAtOnce
 from records import CPU
 from scripted_runs import by_number, kernel
 
 from archive.kernel import Proposal
-from archive.records import Evaluation
 from archive.sqlite import SqliteStore, open_archive
 from evolve.confirm import Champions, confirm
 from evolve.engines.engine import Job
@@ -19,18 +17,6 @@ from evolve.selection.sharing import Share
 from evolve.selection.view import OpView
 
 OPS = ("twice", "thrice")
-
-
-@dataclass
-class AllAtOnce(FakeEngine):
-    """Engine that takes all jobs before it gives the first verdict."""
-
-    streams: list[list[str]] = field(default_factory=list)  # the ops of the jobs of each call
-
-    def evaluate(self, jobs: Iterable[Job | None]) -> Iterator[Evaluation]:
-        taken = [job for job in jobs if job]
-        self.streams.append([job.kernel.op for job in taken])
-        yield from super().evaluate(taken)
 
 
 @pytest.fixture

@@ -58,6 +58,7 @@ def confirm(
     ] = None,
     example: ExampleOption = None,
     device: DeviceOption = "",
+    gpus: GpusOption = "",
     archive: ArchiveOption = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
@@ -66,7 +67,10 @@ def confirm(
     try:
         with signals.as_stopped(), closing(wiring.archive(archive)) as store:
             locators = dict(_named(named)) if ops else dict(_archived(store))
-            with engine_on(device, phases := Phases(), output) as engine, claims_on(store.path) as claims:
+            with (
+                engine_on(device, phases := Phases(), output, Machines(gpus)) as engine,
+                claims_on(store.path) as claims,
+            ):
                 share = Share(claims, phases.wait)
                 print_waits(phases, output)
                 verdicts = _confirmed(locators, engine, store, share, output)

@@ -105,7 +105,7 @@ def evaluate(  # noqa: PLR0913, PLR0917 - one per option
                 for info in devices_of(started):
                     of_device = on_device(started, info.key)
                     pending = list(pending_ops(chosen, info, store, shipped=shipped))
-                    results += [evaluate_op(work, of_device, store, share, output) for work in pending]
+                    results += evaluate_ops(pending, of_device, store, share, output)
             given = archive_option(store.path)
     except Stopped:
         output.print("stopped. Finished evaluations are in the archive; the same command continues from them.")
@@ -202,43 +202,65 @@ def pending_ops(targets: Targets, info: DeviceInfo, store: Store, *, shipped: bo
             )
 
 
-def evaluate_op(work: PendingOp, engine: Engine, store: Store, share: Share, output: Console) -> Standing:
-    """Evaluate an op's kernels, archive and print each verdict, and return the op's standing afterwards.
+@dataclass
+class Turn:
+    """One op's part of the work."""
+
+    work: PendingOp
+    view: OpView
+    before: Standing
+    left: Sequence[str]  # ids of the kernels that still need a verdict
+
+
+def evaluate_ops(
+    works: Sequence[PendingOp], engine: Engine, store: Store, share: Share, output: Console
+) -> list[Standing]:
+    """Evaluate kernels of several ops, archive and print each verdict, and return the ops' standings afterwards.
 
     A kernel that another process is evaluating is skipped. It is evaluated here if that process ends without a verdict.
     """
-    if work.kernels:
-        counts = f"{counted(len(work.kernels), 'kernel')} to evaluate on {engine.info.name}"
-        output.print(f"{work.op}: {counts}", style="bold")
-    before, view = standing(store, work.op, engine.info, named=work.kernels), OpView(store, work.op, engine.info)
-    left, number = list(work.kernels), 0
-    while left:
-        for evaluation in share.judged(view, _evaluations(work, share.free(view, left), engine, view, share)):
-            store.append(evaluation)
-            signals.check()
-            number += 1
-            what = f"{short(evaluation.kernel_id)} {one_line(origin(before, evaluation.kernel_id), ORIGIN_SHOWN)}"
-            line = f"[{number}/{len(work.kernels)}] {what}: {_verdict(evaluation, before.basis)}"
-            say(output, line, "" if evaluation.passed else "red", indent=SHORT_INDENT)
-        judged = view.verdicts()
-        left = [one for one in left if one not in judged] if share.others_work(view) else []
-    if others := len(work.kernels) - number:
+    turns = {work.op: _turn(work, engine, store) for work in works}
+    named = [work.op for work in works if work.kernels]
+    total, number = sum(len(work.kernels) for work in works), 0
+    if total:
+        what = named[0] if len(named) == 1 else f"{len(named)} ops"
+        output.print(f"{what}: {counted(total, 'kernel')} to evaluate on {engine.info.name}", style="bold")
+    while any(turn.left for turn in turns.values()):
+        for found in _evaluations(list(turns.values()), engine, share):
+            turn = turns[found.op]
+            for evaluation in share.judged(turn.view, [found]):
+                store.append(evaluation)
+                signals.check()
+                number += 1
+                of = f"{found.op}: " if len(named) > 1 else ""
+                what = f"{short(found.kernel_id)} {one_line(origin(turn.before, found.kernel_id), ORIGIN_SHOWN)}"
+                line = f"[{number}/{total}] {of}{what}: {_verdict(evaluation, turn.before.basis)}"
+                say(output, line, "" if evaluation.passed else "red", indent=SHORT_INDENT)
+        waited = any(share.others_work(turn.view) for turn in turns.values())
+        for turn in turns.values():
+            judged = turn.view.verdicts() if waited else {}
+            turn.left = [one for one in turn.left if one not in judged] if waited else []
+    if others := total - number:
         output.print(f"another process has evaluated {counted(others, 'kernel')}")
-    return standing(store, work.op, engine.info, named=work.named)
+    return [standing(store, work.op, engine.info, named=work.named) for work in works]
 
 
-def _evaluations(
-    work: PendingOp, kernels: Sequence[str], engine: Engine, view: OpView, share: Share
-) -> Iterator[Evaluation]:
-    """Yield the verdicts on these kernels, except those that another process claims first."""
-    agenda = selection.agenda(view, kernels)
-    jobs = (
-        Job(kernel, work.locator, agenda.bars, duplicates=agenda.duplicates)
+def _turn(work: PendingOp, engine: Engine, store: Store) -> Turn:
+    before = standing(store, work.op, engine.info, named=work.kernels)
+    return Turn(work, OpView(store, work.op, engine.info), before, work.kernels)
+
+
+def _evaluations(turns: Sequence[Turn], engine: Engine, share: Share) -> Iterator[Evaluation]:
+    """Yield the verdicts on the kernels that are left, except those that another process claims first."""
+    agendas = [(turn, selection.agenda(turn.view, share.free(turn.view, turn.left))) for turn in turns]
+    for turn, agenda in agendas:
+        yield from (verdict for verdict in agenda.repeated if share.take(turn.view, verdict.kernel_id))
+    yield from engine.evaluate(
+        Job(kernel, turn.work.locator, agenda.bars, duplicates=agenda.duplicates)
+        for turn, agenda in agendas
         for kernel in agenda.new
-        if share.take(view, kernel.id)
+        if share.take(turn.view, kernel.id)
     )
-    yield from (verdict for verdict in agenda.repeated if share.take(view, verdict.kernel_id))
-    yield from engine.evaluate(jobs)
 
 
 def _verdict(evaluation: Evaluation, basis: Basis) -> str:
@@ -355,8 +377,7 @@ def _work(
         except ArchiveError as error:
             raise UserError(str(error), "remove that file; its kernel is then evaluated again") from error
         pending = [work for work in pending_ops(targets, engine.info, store) if work.kernels]
-        for work in pending:
-            evaluate_op(work, engine, store, share, output)
+        evaluate_ops(pending, engine, store, share, output)
         signals.check()
         if time.monotonic() >= deadline and not pending:
             return

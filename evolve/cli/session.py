@@ -259,9 +259,9 @@ def _started(setup: Setup, loaded: Sequence[tuple[Op, str]], backends: Backends,
 
 
 @contextlib.contextmanager
-def engine_on(requested: str, phases: "Phases", output: Console) -> Iterator[Engine]:
+def engine_on(requested: str, phases: "Phases", output: Console, machines: Machines = HERE) -> Iterator[Engine]:
     """Yield an engine whose device is ready. The engine is closed on exit, also after an error."""
-    with starting_engine(requested, phases, output) as engine:
+    with starting_engine(requested, phases, output, machines) as engine:
         wait_for_device(engine, requested, output)
         yield engine
 

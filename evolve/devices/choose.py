@@ -64,6 +64,7 @@ class Policy:
     beyond_elements: int | None = None  # a champion is also checked on a tensor of more elements, unless this is None
 
     most_workers: int = 1  # number of processes that hold the device, or one of its cards
+    cores_per_worker: int = 1  # number of cores for each of these processes beyond the second
     card_variable: str = ""  # environment variable that limits a process to one card; empty if there is only one
     most_compilers: int = 0  # number of processes that compile ahead and do not hold the device
     # number of processes that compile baselines ahead; they hold the device, but run nothing on it

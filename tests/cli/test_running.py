@@ -12,7 +12,7 @@ from bad_kernels import twice_kernel
 from command import TWICE, start
 from commandline import evolve, written
 from each import sampled
-from fake_engine import FakeEngine
+from fake_engine import AllAtOnce, FakeEngine, use_as_gpu, verdict
 from records import GPU, passed
 from shared_engine import run_here
 
@@ -229,6 +229,19 @@ def test_kernels_in_files_are_evaluated_directly(capsys: Capture) -> None:
     assert "[2/2]" in output
     assert f"{GOOD.id[:8]}\nOn " in output
     assert "wrong:" in output
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_kernels_of_several_ops_reach_the_engine_together(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    engine = AllAtOnce(lambda job: verdict(job, device=GPU), GPU)
+    use_as_gpu(engine, monkeypatch)
+    files = [written(Path(f"{op}.cu"), shipped(op)[0]) for op in ("gelu", "relu")]
+    code, output, _ = evolve(capsys, "evaluate", *map(str, files))
+    assert code == 0, output
+    assert engine.streams == [["gelu", "relu"]]
+    assert "2 ops: 2 kernels to evaluate on" in output
+    assert "[1/2] gelu: " in output
+    assert "[2/2] relu: " in output
 
 
 @pytest.mark.usefixtures("folder", "shared_engine")

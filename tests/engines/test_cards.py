@@ -64,6 +64,15 @@ def test_compilers_use_the_cores_that_the_cards_processes_leave(cards: int, core
     assert wiring.compilers_beside(choose.policy_of("cuda"), cards, cores) == compilers
 
 
+@pytest.mark.parametrize(
+    ("cards", "cores", "workers"), [(1, 1, 1), (1, 2, 2), (1, 8, 2), (1, 16, 4), (1, 64, 4), (2, 16, 2), (2, 32, 4)]
+)
+def test_a_card_has_more_than_two_workers_only_if_there_are_cores_for_them(
+    cards: int, cores: int, workers: int
+) -> None:
+    assert wiring.workers_per_card(choose.policy_of("cuda"), cards, cores) == workers
+
+
 @pytest.mark.exhaustive
 def test_champions_are_confirmed_only_on_the_first_card(two: LocalEngine, op: str) -> None:
     assert used(two, jobs(op, 3, confirm=True)) == {"on card 1"}

@@ -75,6 +75,18 @@ class FakeEngine:
         self.closed = True
 
 
+@dataclass
+class AllAtOnce(FakeEngine):
+    """Engine that takes all jobs before it gives the first verdict."""
+
+    streams: list[list[str]] = field(default_factory=list)  # the ops of the jobs of each call
+
+    def evaluate(self, jobs: Iterable[Job | None]) -> Iterator[Evaluation]:
+        taken = [job for job in jobs if job]
+        self.streams.append([job.kernel.op for job in taken])
+        yield from super().evaluate(taken)
+
+
 def use_as_gpu(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     """Make commands find a GPU and evaluate on this engine."""
     monkeypatch.setattr(choose, "device_kind", lambda _requested="": "cuda")
