@@ -171,13 +171,13 @@ def parse_targets(targets: Sequence[str], store: Store) -> Targets:
     for proposal in taken:
         if proposal.kernel is None:
             complain(one_line(proposal.failure, 300))
-    found = {proposal.op for proposal in taken if proposal.kernel}
+    found = dict.fromkeys(proposal.op for proposal in taken if proposal.kernel)  # in the order of the files
     if not found:
         raise UserError(
             f"no kernel in {counted(len(kernels), 'file')} can be evaluated", "correct the errors listed above"
         )
     ids = frozenset(proposal.kernel_id for proposal in taken if proposal.kernel)
-    return Targets({**{op: op for op in found}, **ops}, ids, frozenset(found.difference(named)))
+    return Targets({**{op: op for op in found}, **ops}, ids, frozenset(found).difference(named))
 
 
 def pending_ops(targets: Targets, info: DeviceInfo, store: Store, *, shipped: bool = False) -> Iterator[PendingOp]:
