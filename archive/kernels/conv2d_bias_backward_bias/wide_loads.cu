@@ -36,6 +36,9 @@ args = ["parts", "grad_bias"]
 #include <cuda_fp16.h>
 
 constexpr int WARPS = THREADS / 32;
+template <bool SMALL> struct Number { using type = long long; };
+template <> struct Number<true> { using type = unsigned; };
+using Index = Number<(total < (1 << 30))>::type;  // a division by a constant takes a few instructions, if in 32 bits
 struct alignas(sizeof(grad_out_t) * vec) Pack { grad_out_t at[vec]; };
 
 __device__ __forceinline__ float sum_of_warp(float sum) {
@@ -47,16 +50,18 @@ __device__ __forceinline__ float sum_of_warp(float sum) {
 extern "C" __global__ void __launch_bounds__(THREADS)
 sum_parts(const grad_out_t* __restrict__ grad_out, float* __restrict__ parts) {
     __shared__ float sums[WARPS];
-    constexpr int PACKS = area / vec;
+    constexpr Index PACKS = area / vec;
     const int filter = blockIdx.x % filters;
-    const long long split = blockIdx.x / filters, end = min((long long)total, (split + 1) * share);
+    const Index split = blockIdx.x / filters, last = (split + 1) * share;
+    const Index end = last < Index(total) ? last : Index(total);
     float sum = 0.0f;
-    for (long long begin = split * share + threadIdx.x; begin < end; begin += THREADS * loads) {
+    for (Index begin = split * share + threadIdx.x; begin < end; begin += THREADS * loads) {
         Pack held[loads];
 #pragma unroll
         for (int l = 0; l < loads; ++l) {
-            const long long at = begin + l * THREADS;
-            if (at < end) held[l] = reinterpret_cast<const Pack*>(grad_out)[(at / PACKS * filters + filter) * PACKS + at % PACKS];
+            const Index at = begin + l * THREADS;
+            const long long plane = (long long)(at / PACKS) * filters + filter;
+            if (at < end) held[l] = reinterpret_cast<const Pack*>(grad_out)[plane * PACKS + at % PACKS];
             else held[l] = Pack{};
         }
         float some = 0.0f;  // sums of sums are more exact
@@ -74,7 +79,7 @@ sum_parts(const grad_out_t* __restrict__ grad_out, float* __restrict__ parts) {
     float all = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < WARPS; ++warp) all += sums[warp];
-    parts[split * filters + filter] = all;
+    parts[(long long)split * filters + filter] = all;
 }
 
 // A warp per channel.

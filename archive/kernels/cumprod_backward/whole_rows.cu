@@ -46,6 +46,15 @@ __device__ void correct_from(int zero, const grad_out_t* __restrict__ grad_out, 
     grad_x[zero] = grad_x_t(float(sum * (zero > 0 ? float(out[zero - 1]) : 1.0f)));
 }
 
+// By a reciprocal where `by` allows: a division is slow where the value is zero, as most are once products underflow.
+__device__ __forceinline__ float quotient(float value, float by) {
+    if (!(fabsf(by) > 1e-30f && fabsf(by) < 1e30f)) return value / by;
+    const float reciprocal = __fdividef(1.0f, by), near = value * reciprocal;
+    if constexpr (sizeof(x_t) == 2) return near;
+    const float better = fmaf(fmaf(-near, by, value), reciprocal, near);
+    return fabsf(near) < INFINITY ? better : near;  // what an infinite quotient leaves is NaN
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
 scan_row(const grad_out_t* __restrict__ grad_out, const x_t* __restrict__ x, const out_t* __restrict__ out,
           grad_x_t* __restrict__ grad_x, int cols) {
@@ -80,7 +89,7 @@ scan_row(const grad_out_t* __restrict__ grad_out, const x_t* __restrict__ x, con
         const int at = i * THREADS + threadIdx.x;
         if (at >= cols) continue;
         const float factor = float(x[first + cols - 1 - at]);
-        grad_x[first + cols - 1 - at] = grad_x_t(row[at] / factor);
+        grad_x[first + cols - 1 - at] = grad_x_t(quotient(row[at], factor));
         if (factor == 0.0f) atomicMin(&zero, cols - 1 - at);
     }
     __syncthreads();
