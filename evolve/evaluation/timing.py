@@ -129,6 +129,8 @@ def measure(
     hopeless_us = HOPELESS_BASELINES * baselines.best_us
     times_us, anchors = _samples(inspector, program, slots, draw, timed_outputs, bar_us, hopeless_us)
     coarse, short = len(times_us) < LEAST_SAMPLES, statistics.median(times_us) < GRAPH_BELOW_US
+    for slot in slots[len(times_us) :]:  # few calls were timed: the other inputs are still poison, such as wild indices
+        slot.refill(timed_draw(op, workload, inspector.rng), device)
     graph_us = _in_a_graph(device, program, slots) if short and not coarse else None
     slots[0].refill(timed_draw(op, workload, inspector.rng), device)
     inspector.watch("run")

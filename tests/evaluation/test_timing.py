@@ -4,7 +4,7 @@ import itertools
 import math
 import random
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,11 +13,11 @@ from each import each
 from scripted_device import INFO, OP, WORKLOAD, ScriptedDevice, program, twice
 
 from archive.records import DeviceInfo, Measurement, Outcome
-from evolve.devices.device import RejectedError
+from evolve.devices.device import RejectedError, Tools
 from evolve.evaluation.baseline_times import Baselines
 from evolve.evaluation.buffers import POISONS, Arena
 from evolve.evaluation.check import Inspector
-from evolve.evaluation.timing import _continue, floor_us, measure, median_interval, physical_us
+from evolve.evaluation.timing import MOST_SETS, _continue, floor_us, measure, median_interval, physical_us
 from reference_ops.op import Workload
 
 READ_US = 4 * 2**20 / 1e3 / 1e3
@@ -134,6 +134,29 @@ def test_the_first_timed_calls_meet_every_poison(seed: int) -> None:
     inspector = Inspector(ScriptedDevice(), Arena("cpu"), random.Random(seed), [], lambda _: None)
     measure(inspector, program(work), OP, SMALL, Baselines(20.0))
     assert set(poisons[1 : 1 + len(POISONS)]) == set(POISONS)  # the call before them is a warm-up
+
+
+def test_calls_in_a_graph_have_inputs_also_if_fewer_calls_were_timed_than_there_are_sets_of_buffers() -> None:
+    poisoned: list[bool] = []
+
+    def work(tensors: Mapping[str, torch.Tensor]) -> None:
+        poisoned.append(bool((tensors["x"].view(-1).view(torch.uint8) == POISONS[1]).all()))
+        twice(tensors)
+
+    def in_a_graph(calls: Sequence[Callable[[], object]]) -> float:
+        poisoned.clear()
+        for call in calls:
+            call()
+        return 1.0
+
+    times = itertools.chain([5.0] * 4, itertools.repeat(15.0))
+    device = ScriptedDevice(
+        lambda: next(times), replace(INFO, l2_bytes=2**20), work, tools=Tools(graph_time=in_a_graph)
+    )
+    measured = timed(device, work, bar_us=5.0)
+    assert 9 <= measured.samples < MOST_SETS
+    assert len(poisoned) > MOST_SETS
+    assert not any(poisoned)
 
 
 def test_other_baselines_are_scaled_if_eager_pytorch_has_become_faster() -> None:
