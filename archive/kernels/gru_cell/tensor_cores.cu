@@ -94,6 +94,7 @@ cell(const x_t* __restrict__ x, const x_t* __restrict__ h, const x_t* __restrict
     float sum[4][4][4] = {};  // four times 16 rows, r, z, and n's parts of x and of h
     const auto multiply = [&](const uint4* tile, auto in_h) {
         const uint4* const weights = tile + (ROWS + warp_n * 8 * GATES) * PIECES;
+        float part_sum[4][GATES][4] = {};  // tensor cores cut off the last bits of a sum at each addition: keep sums short
 #pragma unroll
         for (int k = 0; k < DEEP / 16; k += 2) {
             unsigned a[2][4][4];
@@ -109,12 +110,19 @@ cell(const x_t* __restrict__ x, const x_t* __restrict__ h, const x_t* __restrict
             for (int gate = 0; gate < GATES; ++gate) {
                 unsigned b[4];
                 load4(b, weights + place(gate * 8 + lane % 8, k * 2 + lane / 8));
-                const int slot = gate < 2 ? gate : 2 + decltype(in_h)::value;
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    mma(x, sum[i][slot], a[0][i], b[0], b[1]);
-                    mma(x, sum[i][slot], a[1][i], b[2], b[3]);
+                    mma(x, part_sum[i][gate], a[0][i], b[0], b[1]);
+                    mma(x, part_sum[i][gate], a[1][i], b[2], b[3]);
                 }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+#pragma unroll
+            for (int gate = 0; gate < GATES; ++gate) {
+#pragma unroll
+                for (int e = 0; e < 4; ++e) sum[i][gate < 2 ? gate : 2 + decltype(in_h)::value][e] += part_sum[i][gate][e];
             }
         }
     };

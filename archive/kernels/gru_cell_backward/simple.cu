@@ -68,6 +68,7 @@ __device__ void multiply(float (&sum)[EACH][EACH], A a, B b, int rows, int cols,
     __shared__ float left[DEEP][TILE + 1], right[DEEP][TILE + 1];
     const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
     const int row0 = blockIdx.x * TILE, col0 = blockIdx.y * TILE;
+    float part[EACH][EACH] = {};  // of 32 pieces: sums of sums of sums stay exact over many rows
     for (int start = 0; start < depth; start += DEEP) {
         float piece[EACH][EACH] = {};
         for (int i = threadIdx.x; i < TILE * DEEP; i += 256) {
@@ -84,8 +85,12 @@ __device__ void multiply(float (&sum)[EACH][EACH], A a, B b, int rows, int cols,
                 for (int j = 0; j < EACH; ++j)
                     piece[i][j] = fmaf(left[k][ty + 16 * i], right[k][tx + 16 * j], piece[i][j]);
         __syncthreads();
+        const bool full = start / DEEP % 32 == 31 || depth - start <= DEEP;
         for (int i = 0; i < EACH; ++i)
-            for (int j = 0; j < EACH; ++j) sum[i][j] += piece[i][j];
+            for (int j = 0; j < EACH; ++j) {
+                part[i][j] += piece[i][j];
+                if (full) sum[i][j] += part[i][j], part[i][j] = 0.0f;
+            }
     }
 }
 

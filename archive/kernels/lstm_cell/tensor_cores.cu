@@ -60,8 +60,6 @@ __device__ __forceinline__ float tanh_of(float x) {  // 1 - 2 / (exp(2x) + 1) ha
     return fabsf(x) < 0.25f ? tanhf(x) : 1.0f - 2.0f / (__expf(2.0f * x) + 1.0f);
 }
 
-struct Yes { static constexpr bool value = true; };
-struct No { static constexpr bool value = false; };
 struct alignas(4) Two { x_t at[2]; };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -93,8 +91,9 @@ cell(const x_t* __restrict__ x, const x_t* __restrict__ h, const x_t* __restrict
 #pragma unroll 1
     for (int step = 0; step < STAGES - 1; ++step) fetch(step);
     float sum[4][4][4] = {};  // four times 16 rows, four gates
-    const auto multiply = [&](const uint4* tile, auto in_h) {
+    const auto multiply = [&](const uint4* tile) {
         const uint4* const weights = tile + (ROWS + warp_n * 8 * GATES) * PIECES;
+        float part_sum[4][GATES][4] = {};  // tensor cores cut off the last bits of a sum at each addition: keep sums short
 #pragma unroll
         for (int k = 0; k < DEEP / 16; k += 2) {
             unsigned a[2][4][4];
@@ -110,12 +109,19 @@ cell(const x_t* __restrict__ x, const x_t* __restrict__ h, const x_t* __restrict
             for (int gate = 0; gate < GATES; ++gate) {
                 unsigned b[4];
                 load4(b, weights + place(gate * 8 + lane % 8, k * 2 + lane / 8));
-                const int slot = gate;
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    mma(x, sum[i][slot], a[0][i], b[0], b[1]);
-                    mma(x, sum[i][slot], a[1][i], b[2], b[3]);
+                    mma(x, part_sum[i][gate], a[0][i], b[0], b[1]);
+                    mma(x, part_sum[i][gate], a[1][i], b[2], b[3]);
                 }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+#pragma unroll
+            for (int gate = 0; gate < GATES; ++gate) {
+#pragma unroll
+                for (int e = 0; e < 4; ++e) sum[i][gate][e] += part_sum[i][gate][e];
             }
         }
     };
@@ -125,8 +131,7 @@ cell(const x_t* __restrict__ x, const x_t* __restrict__ h, const x_t* __restrict
         __syncthreads();
         fetch(step + STAGES - 1);
         const uint4* const tile = memory + step % STAGES * STAGE;
-        if (step < OF_X) multiply(tile, No{});
-        else multiply(tile, Yes{});
+        multiply(tile);
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
     const int unit = first_unit + warp_n * 8 + lane % 4 * 2;
