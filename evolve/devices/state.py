@@ -17,7 +17,7 @@ OPERATORS = {"_Znw": "new", "_Zna": "new[]", "_Zdl": "delete", "_Zda": "delete[]
 LIBRARIES = ("cuda", "cub", "thrust", "cooperative_groups", "nvcuda")
 COMPILER = "__nv_"  # variables that some versions of NVRTC add for atomics
 BRACKETS = r"\((?:[^;{}()]|\([^;{}()]*\))*\)"
-INITIAL_VALUE = rf"(?:[^;{{}}()=,]|{BRACKETS})*"  # ends before a comma that is not within brackets
+INITIAL_VALUE = rf"(?:[^;{{}}()=,]|[=!<>]=|{BRACKETS})*"  # ends before a comma that is not within brackets
 INSTEAD = "declare a [workspace] with zero = true, or make it const / __constant__"
 
 
@@ -87,4 +87,22 @@ def _parts(symbol: str) -> list[str]:
         start = at + length.end()
         at = start + int(length.group(1))
         parts.append(symbol[start:at])
+        at = _after_arguments(symbol, at)
     return [part for part in parts if not part.startswith(("_INTERNAL_", "_GLOBAL_"))] or [symbol]
+
+
+def _after_arguments(symbol: str, at: int) -> int:
+    """Return the position behind the arguments of a template, as in `4AxisILi31EfE`, or `at` if there are none."""
+    if symbol[at : at + 1] != "I":
+        return at
+    at, depth = at + 1, 1
+    while depth and at < len(symbol):
+        literal = symbol[at] == "L"  # a type, a number and an E, such as Lb0E, or L4Mode2E
+        at += literal
+        name = re.compile(r"\d+").match(symbol, at)
+        at = name.end() + int(name[0]) if name else at + 1
+        if literal:
+            at = symbol.find("E", at) + 1 or len(symbol)
+        elif not name:
+            depth += (symbol[at - 1] in "IJNX") - (symbol[at - 1] == "E")
+    return at

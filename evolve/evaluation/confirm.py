@@ -233,8 +233,12 @@ def repeats_rows(op: Op, workload: Workload) -> bool:
 
 
 def _growth(op: Op, known: Workload, workload: Workload) -> float:
-    """Return the ratio of the work to that of a workload whose time is known."""
-    return max(op.nbytes(workload) / op.nbytes(known), all_flops(op, workload) / max(1, all_flops(op, known)))
+    """Return the ratio of the work to that of a workload whose time is known.
+
+    Rows that are not independent may be the steps of a sequence, one after the other, however small each is.
+    """
+    steps = 0.0 if op.by_rows else dict(workload.dims)[_rows(op)] / dict(known.dims)[_rows(op)]
+    return max(op.nbytes(workload) / op.nbytes(known), all_flops(op, workload) / max(1, all_flops(op, known)), steps)
 
 
 def _rows(op: Op) -> str:

@@ -14,6 +14,9 @@ from evolve.devices.device import RejectedError
         ("_ZL4last", "last"),
         ("_ZN5outer4heldE", "outer::held"),
         ("_ZN5outer5cacheIiEE", "outer::cache"),
+        ("_ZN4AxisILi31ELi4EE4EVENE", "Axis::EVEN"),
+        ("_ZN4PairI6__halfN5outer4kindELin1EE4EACHE", "Pair::EACH"),
+        ("_ZN4KeepIL4Mode2ELb0ENS_4ModeEE3oneE", "Keep::one"),
         ("_ZZ10test_entryE5calls", "calls"),
         ("_ZZ10test_entryE7buf_128_1", "buf_128"),
         ("_ZZN5outer4nextIfEEiT_E4turn", "turn"),
@@ -43,6 +46,7 @@ def test_every_allocation_function_is_refused(symbol: str) -> None:
         "const float a = 1, b = -2.5f, zeros[2] = {};",
         "constexpr int width = 16 / sizeof(x_t), zeros = past * width;",
         "constexpr int most = min(a, max(b, c)) * 2, zeros = 0;",
+        "template <int N> struct Axis { static constexpr bool one = N == 1, zeros = N > 9; };",
     ],
 )
 def test_zeros_declared_constant_are_accepted(source: str) -> None:

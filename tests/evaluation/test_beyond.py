@@ -197,3 +197,12 @@ def test_a_gpu_checks_beyond_31_bits(dtypes: str) -> None:
     assert checked(rows_kernel(when=when), limits=limits, device=device)
     with pytest.raises(RejectedError):
         checked(rows_kernel(WRAPS.format(mask="0x7fffffff"), when), limits=limits, device=device)
+
+
+def test_small_steps_of_a_sequence_take_time_one_after_the_other() -> None:
+    op = catalog.load("ctc_loss")
+    known = op.gpu[0]  # 800 steps
+    limits = Beyond(2**31, 2**40, ((known, 0.5e-3),))
+    small = next(workload for workload in op.awkward if op.nbytes(workload) < 2**20)
+    assert limits.allows(op, with_rows(op, known, 200_000))
+    assert not limits.allows(op, with_rows(op, small, 3_000_000))
