@@ -8,6 +8,7 @@ then, evaluators continue with other kernels.
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from statistics import geometric_mean
 
 from archive.records import Evaluation, Standard
@@ -15,7 +16,7 @@ from evolve.devices.choose import EAGER
 from evolve.engines.messages import RIGHT
 from evolve.errors import UserError
 from evolve.evaluation.baseline_times import completed
-from evolve.evaluation.requests import PreparationRequest, TimingRequest, TimingResult
+from evolve.evaluation.requests import PreparationRequest, Prepared, TimingRequest, TimingResult
 
 ATTEMPTS = 2  # number of attempts to time the baselines at one workload
 
@@ -27,10 +28,6 @@ class Place:
     op: str  # as the catalog loads it
     workload: str
     card: str
-
-    @property
-    def request(self) -> TimingRequest:
-        return TimingRequest(self.op, self.workload)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +58,7 @@ class LackingBaselines:
         self._to_compile: deque[PreparationRequest] = deque()
         self._compiling = set[PreparationRequest]()
         self._compiled = set[PreparationRequest]()  # compiled, or tried without success
+        self._given_up: dict[str, str] = {}  # the first baseline that takes too long to compile; key: op
 
     @property
     def waiting(self) -> bool:
@@ -105,15 +103,27 @@ class LackingBaselines:
         self._compiling.add(request)
         return request
 
-    def end_compilation(self, request: PreparationRequest) -> None:
-        """Record that a worker has finished a compilation. If it failed, the baseline is compiled when it is timed."""
+    def end_compilation(self, request: PreparationRequest, answer: object = None) -> None:
+        """Record that a worker has finished a compilation. If it failed, the baseline is compiled when it is timed.
+
+        A baseline that took too long is given up at all workloads of the op, as are the baselines after it.
+        """
         self._compiling.discard(request)
         self._compiled.add(request)
+        if isinstance(answer, Prepared) and answer.too_long:
+            earlier = self._given_up.get(request.op, request.baseline)
+            self._given_up[request.op] = min(earlier, request.baseline, key=self._names.index)
+            wanted = [one for one in self._to_compile if one in self._preparations(one.op, one.workload)]
+            self._to_compile = deque(wanted)
 
     def compile_no_more(self) -> None:
         """Drop the compilations that no worker has taken; the evaluators compile those baselines."""
         self._compiled.update(self._to_compile)
         self._to_compile.clear()
+
+    def request(self, place: Place) -> TimingRequest:
+        """Return the request to time a place, without the baselines that are given up."""
+        return TimingRequest(place.op, place.workload, given_up=self._given_up.get(place.op, ""))
 
     def take_place(self, card: str) -> tuple[Place, str] | None:
         """Return the next compiled place to time on this card, and the kernel that waits for it."""
@@ -161,7 +171,8 @@ class LackingBaselines:
             yield replace(held.evaluation, measurements=measurements)
 
     def _preparations(self, op: str, workload: str) -> list[PreparationRequest]:
-        return [PreparationRequest(op, workload, name) for name in self._names]
+        names = takewhile(lambda name: name != self._given_up.get(op), self._names)
+        return [PreparationRequest(op, workload, name) for name in names]
 
     def _under_way(self, request: PreparationRequest) -> bool:
         return request in self._compiling or request in self._to_compile

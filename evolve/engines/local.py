@@ -185,7 +185,7 @@ class LocalEngine:
                 continue
             if worker.role is Role.EVALUATOR and (found := self._lacking.take_place(worker.card)):
                 place, kernel_id = found
-                worker.give(SideJob(place.request, kernel_id, place=place), info)
+                worker.give(SideJob(self._lacking.request(place), kernel_id, place=place), info)
                 continue
             queue = self._jobs.stage(worker.role)
             if not queue:
@@ -300,7 +300,7 @@ class LocalEngine:
     ) -> Iterator[Evaluation]:
         """Record a side job's answer, or the fault that ended its worker, and yield the verdicts that waited for it."""
         if isinstance(side_job.request, PreparationRequest):
-            self._lacking.end_compilation(side_job.request)
+            self._lacking.end_compilation(side_job.request, answer)
         elif side_job.place:
             yield from self._lacking.end_timing(side_job.place, answer if isinstance(answer, TimingResult) else None)
         elif fault:

@@ -46,7 +46,7 @@ from evolve.engines.messages import (
 from evolve.engines.sandbox import Bounds
 from evolve.errors import UserError
 from evolve.evaluation import baselines
-from evolve.evaluation.baselines import compile_ahead
+from evolve.evaluation.baselines import Ending, compile_ahead
 from evolve.evaluation.buffers import bytes_held
 from evolve.evaluation.compiling import Compilation, precompile
 from evolve.evaluation.evaluate import evaluate, glance, warm_up
@@ -193,12 +193,12 @@ def _prepare(device_kind: str, fork: Fork, requests: Iterator[Request], project:
     for request in requests:
         assert isinstance(request, PreparationRequest)  # noqa: S101 - other requests go to evaluators
         send(Phase("prepare"))
+        ending = None
         with contextlib.suppress(CatalogError):  # the evaluator, which also loads the op, reports the fault
-            op = catalog.load(request.op)
-            for workload in op.workloads(device_kind):
+            for workload in (op := catalog.load(request.op)).workloads(device_kind):
                 if workload.key == request.workload and not cache.find(op, workload, device.info):
-                    compile_ahead(request.baseline, op, workload, device.torch_device)
-        send(Prepared())
+                    ending = compile_ahead(request.baseline, op, workload, device.torch_device)
+        send(Prepared(ending is Ending.TOO_LONG))
 
 
 def _use_card(device_kind: str, fork: Fork) -> None:
@@ -261,8 +261,8 @@ def _judge(request: Assignment, evaluator: Evaluator, turns: Turns | None) -> Ev
         log = _memory_message(error) if out_of_memory(error) else gpu_fault()
         if not log:
             raise
-        log = " ".join((log, *getattr(error, "__notes__", ())))
-        return _verdict(kernel, op, evaluator.device.info, Outcome.CRASHED, log)
+        notes = getattr(error, "__notes__", ())
+        return _verdict(kernel, op, evaluator.device.info, Outcome.CRASHED, " ".join((log, *notes)))
 
 
 def _measured(device: Device, turns: Turns | None) -> DeviceInfo:

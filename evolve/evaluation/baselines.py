@@ -8,8 +8,10 @@ import signal
 import statistics
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from enum import Enum, auto
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,6 +31,7 @@ VERSION = 2  # of the timing method; times cached by other versions are ignored
 SAMPLES, SETS = 24, 2
 # Time limits: torch.compile unrolls a loop over a sequence, which can take an hour.
 COMPILE_SECONDS = {COMPILE: 60.0, AUTOTUNE: 120.0}
+OWN_SHARE = 0.9  # least share of a limit as CPU time if a compilation itself has exceeded the limit
 # This mode has no CUDA graphs, which would copy every input into their own buffers; a kernel's call makes no copies
 # either.
 MODES = {COMPILE: "default", AUTOTUNE: "max-autotune-no-cudagraphs"}
@@ -239,11 +242,20 @@ class _StoppedError(BaseException):
     """
 
 
-def compile_ahead(name: str, op: Op, workload: Workload, torch_device: str) -> bool:
-    """Compile a baseline for this workload until the device is needed; return whether it is finished."""
+class Ending(Enum):
+    """The way in which a compilation ahead has ended."""
+
+    COMPILED = auto()
+    FAILED = auto()
+    TOO_LONG = auto()  # it used the time limit itself, not because other programs delayed it
+
+
+def compile_ahead(name: str, op: Op, workload: Workload, torch_device: str) -> Ending:
+    """Compile a baseline for this workload until the device is needed; return how it ended."""
     if name not in MODES or switched_off():
-        return False
+        return Ending.FAILED
     ended: list[bool] = []
+    began = time.process_time()
 
     def call(*_: object) -> NoReturn:
         ended.append(True)
@@ -264,7 +276,10 @@ def compile_ahead(name: str, op: Op, workload: Workload, torch_device: str) -> b
         pass
     finally:
         torch._dynamo.reset()  # noqa: SLF001 - torch.compiler.reset is this function
-    return bool(ended)
+    if ended:
+        return Ending.COMPILED
+    used_all = time.process_time() - began >= OWN_SHARE * COMPILE_SECONDS[name]
+    return Ending.TOO_LONG if used_all else Ending.FAILED
 
 
 def fake_inputs(op: Op, workload: Workload, torch_device: str) -> Tensors:

@@ -4,7 +4,7 @@ import itertools
 import secrets
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from evolve.devices.choose import COMPILE, EAGER, EVERY_BASELINE, policy_of
 from evolve.devices.device import Device
@@ -55,8 +55,8 @@ class Evaluator:
             self._eager[key] = baselines.timed(op, workload, self.device, self.watch, (EAGER,))
         return self._eager[key]
 
-    def baselines_for(self, op: Op, workload: Workload) -> Baselines:
-        """Return the baselines' times, timed now or before.
+    def baselines_for(self, op: Op, workload: Workload, given_up: str = "") -> Baselines:
+        """Return the baselines' times, timed now or before, from now on without the baseline that is given up.
 
         Raises UserError if wrong results would pass at this workload.
         """
@@ -67,14 +67,15 @@ class Evaluator:
         self.arena.release()
         _refuse_blind(op, workload, self.device.torch_device)
         compiler.join()
-        return self.time_baselines(op, workload)
+        return self.time_baselines(op, workload, given_up)
 
-    def time_baselines(self, op: Op, workload: Workload) -> Baselines:
+    def time_baselines(self, op: Op, workload: Workload, given_up: str = "") -> Baselines:
         """Time the baselines, except those that took too long to prepare for another workload of the op."""
         here = op.name, workload.key
-        given_up = {times.given_up for key, times in self.timed.items() if key[0] == op.name and key != here}
-        names = itertools.takewhile(lambda name: name not in given_up, EVERY_BASELINE)
-        found = self.timed[here] = baselines.timed(op, workload, self.device, self.watch, names)
+        without = {times.given_up for key, times in self.timed.items() if key[0] == op.name and key != here}
+        names = itertools.takewhile(lambda name: name not in {given_up, *without}, EVERY_BASELINE)
+        found = baselines.timed(op, workload, self.device, self.watch, names)
+        found = self.timed[here] = replace(found, given_up=found.given_up or given_up)
         if self.uses_torch_compile:
             self.cache.keep(op, workload, self.device.info, found)
         return found

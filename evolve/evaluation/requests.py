@@ -13,6 +13,7 @@ class TimingRequest:
     workload: str
     again: bool = False  # even if the times are already known
     eager_alone: bool = False  # without torch.compile, because it has crashed a worker there
+    given_up: str = ""  # a baseline that took too long to compile at another workload of the op
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class PreparationRequest:
 @dataclass(frozen=True)
 class Prepared:
     """Report that a preparation has ended. The later timing of the baseline shows whether it helped."""
+
+    too_long: bool = False  # whether the compilation used all the time that it may take
 
 
 @dataclass(frozen=True)

@@ -77,9 +77,9 @@ def _reset_compiler() -> None:
 
 def _timed(op: Op, workload: Workload, evaluator: Evaluator, request: TimingRequest) -> Baselines:
     if not (request.again and evaluator.known(op, workload)):  # if times are known, the op has passed its check
-        return evaluator.baselines_for(op, workload)
+        return evaluator.baselines_for(op, workload, request.given_up)
     evaluator.watch("baseline")
-    return evaluator.time_baselines(op, workload)
+    return evaluator.time_baselines(op, workload, request.given_up)
 
 
 def _eager_alone(op: Op, workload: Workload, evaluator: Evaluator) -> Baselines:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +16,7 @@ from scripted_device import SMALL_OP as OP
 
 from evolve.devices.choose import AUTOTUNE, COMPILE, EAGER
 from evolve.evaluation import baselines
+from evolve.evaluation.baselines import Ending
 
 WORKLOAD = OP.gpu[0]
 TESTS = Path(__file__).parents[1]
@@ -31,7 +33,7 @@ OP = catalog.load(name)
 WORKLOAD = OP.gpu[0] if device == "cuda" else OP.emulated[0]
 if what == "ahead":
     from evolve.evaluation.baselines import compile_ahead
-    print(compile_ahead("compile", OP, WORKLOAD, device))
+    print(compile_ahead("compile", OP, WORKLOAD, device).name)
     if device == "cuda":  # no tensor had memory, so nothing can have run on one
         assert torch.cuda.max_memory_allocated() < OP.nbytes(WORKLOAD) / 100
 else:
@@ -78,7 +80,7 @@ def test_a_baseline_is_compiled_in_its_mode_for_inputs_without_numbers(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = installed(monkeypatch, Compiler())
-    assert baselines.compile_ahead(name, OP, WORKLOAD, "cpu")
+    assert baselines.compile_ahead(name, OP, WORKLOAD, "cpu") is Ending.COMPILED
     assert compiler.modes == [baselines.MODES[name]]
     (given,) = compiler.inputs
     assert type(given).__name__ == "FakeTensor"
@@ -98,7 +100,7 @@ def test_a_compilation_stops_where_it_would_measure(
         went_on.append(True)
 
     installed(monkeypatch, Compiler(choose))
-    assert not baselines.compile_ahead(AUTOTUNE, OP, WORKLOAD, "cpu")
+    assert baselines.compile_ahead(AUTOTUNE, OP, WORKLOAD, "cpu") is Ending.FAILED
     assert went_on == []
     assert benchmarker.infer_device() == "cuda"
 
@@ -108,18 +110,35 @@ def test_nothing_is_compiled_where_measurements_cannot_be_stopped(
 ) -> None:
     del benchmarker.benchmark_gpu, benchmarker.benchmark
     compiler = installed(monkeypatch, Compiler())
-    assert not baselines.compile_ahead(COMPILE, OP, WORKLOAD, "cpu")
+    assert baselines.compile_ahead(COMPILE, OP, WORKLOAD, "cpu") is Ending.FAILED
     assert compiler.inputs == []
 
 
 @pytest.mark.usefixtures("benchmarker")
 def test_a_compiler_that_fails_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, Compiler(lambda: torch.empty(-1)))
-    assert not baselines.compile_ahead(COMPILE, OP, WORKLOAD, "cpu")
+    assert baselines.compile_ahead(COMPILE, OP, WORKLOAD, "cpu") is Ending.FAILED
+
+
+@pytest.mark.usefixtures("benchmarker")
+@pytest.mark.parametrize(("seconds", "ending"), [(0.0, Ending.TOO_LONG), (0.01, Ending.FAILED)])
+def test_a_compilation_took_too_long_only_if_it_did_not_wait_meanwhile(
+    seconds: float, ending: Ending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(baselines.COMPILE_SECONDS, COMPILE, 0.5)
+    monkeypatch.setattr(baselines, "OWN_SHARE", 0.5)  # other tests may run at the same time
+
+    def endless() -> None:
+        while True:
+            if seconds:
+                time.sleep(seconds)
+
+    installed(monkeypatch, Compiler(endless))
+    assert baselines.compile_ahead(COMPILE, OP, WORKLOAD, "cpu") is ending
 
 
 def test_eager_pytorch_is_not_compiled() -> None:
-    assert not baselines.compile_ahead(EAGER, OP, WORKLOAD, "cpu")
+    assert baselines.compile_ahead(EAGER, OP, WORKLOAD, "cpu") is Ending.FAILED
 
 
 @pytest.mark.exhaustive
@@ -138,5 +157,5 @@ def test_the_process_that_times_a_baseline_loads_the_compiled_code(device: str, 
         command = [sys.executable, "-c", IN_A_PROCESS_OF_ITS_OWN, what, device, op]
         return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.strip()
 
-    assert run("ahead") == "True"
+    assert run("ahead") == "COMPILED"
     assert run("timed") == "True 1"

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from scripted_device import INFO, ScriptedDevice
 from scripted_device import SMALL_OP as OP
 
 from archive.records import DeviceInfo
+from evolve.devices.choose import AUTOTUNE, COMPILE, EAGER, EVERY_BASELINE
 from evolve.errors import UserError
 from evolve.evaluation import baselines, evaluator, time_pytorch
 from evolve.evaluation.baseline_times import Baselines
@@ -30,9 +32,11 @@ class Timing:
 
     times: Baselines | Exception = TIMES
     calls: int = 0
+    names: tuple[str, ...] = ()  # of the baselines of the last call
 
-    def __call__(self, *_: object) -> Baselines:
+    def __call__(self, *arguments: Any) -> Baselines:
         self.calls += 1
+        self.names = tuple(arguments[4])
         if isinstance(self.times, Exception):
             raise self.times
         return self.times
@@ -45,9 +49,10 @@ class Timed:
     phases: list[str] = field(default_factory=list)
 
     def time_pytorch(
-        self, workload: str = WORKLOAD.key, *, again: bool = False, eager_alone: bool = False
+        self, workload: str = WORKLOAD.key, *, again: bool = False, eager_alone: bool = False, given_up: str = ""
     ) -> TimingResult:
-        return time_pytorch.time_pytorch(OP, TimingRequest("twice", workload, again, eager_alone), self.evaluator)
+        request = TimingRequest("twice", workload, again, eager_alone, given_up)
+        return time_pytorch.time_pytorch(OP, request, self.evaluator)
 
 
 Make = Callable[..., Timed]
@@ -70,6 +75,16 @@ def test_the_result_holds_the_times_where_and_when_they_were_taken_and_the_speed
     assert (found.eager_us, found.compile_us, found.autotune_us, found.best_us) == (30.0, 20.0, 15.0, 15.0)
     assert found.floor_us == pytest.approx(LIGHT_US)
     assert found.created == pytest.approx(time.time(), abs=60)
+
+
+@pytest.mark.parametrize(
+    ("given_up", "names"), [("", EVERY_BASELINE), (COMPILE, (EAGER,)), (AUTOTUNE, (EAGER, COMPILE))]
+)
+def test_a_baseline_that_is_given_up_is_not_timed(given_up: str, names: tuple[str, ...], timed: Make) -> None:
+    made = timed()
+    made.time_pytorch(given_up=given_up)
+    assert made.timing.names == names
+    assert made.evaluator.baselines_for(OP, WORKLOAD).given_up == given_up
 
 
 def test_times_are_cached_for_evaluations(timed: Make) -> None:
