@@ -62,7 +62,8 @@ def readable(symbol: str) -> str:
 
 def _of_a_library(symbol: str) -> bool:
     parts = _parts(symbol)
-    return parts[-1].startswith(COMPILER) or (len(parts) > 1 and parts[0] in LIBRARIES)
+    of_compiler = parts[0].startswith(COMPILER) or parts[-1].startswith(COMPILER)
+    return of_compiler or (len(parts) > 1 and parts[0] in LIBRARIES)
 
 
 def _declared_constant(symbol: str, text: str) -> bool:

@@ -8,7 +8,7 @@ require = ["held <= 196608"]
 [knobs]
 THREADS = [256, 128, 512]
 ITEMS = [2, 1, 4]
-GROUPS = [4, 8, 2]
+GROUPS = [4, 2, 8]
 PER_SM = [8, 4]
 
 [let]

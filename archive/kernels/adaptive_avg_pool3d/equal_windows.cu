@@ -5,7 +5,7 @@ when = "d % od == 0 and h % oh == 0 and w % ow == 0 and d * h * w <= 128 * od * 
 specialize = ["kd", "kh", "kw", "w", "h", "ow", "oh", "vec"]
 
 [knobs]
-ITEMS = [2, 4, 1]
+ITEMS = [2, 1, 4]
 THREADS = [256, 128, 512]
 
 [let]

@@ -5,8 +5,8 @@ when = "d * h * w <= 4096 * od * oh * ow and d * h * w <= 16777216"
 specialize = ["d", "h", "w", "od", "oh", "ow", "deep", "high", "wide"]
 
 [knobs]
-THREADS = [128, 256, 64]
-BATCH = [8, 16, 4]
+THREADS = [128, 64, 256]
+BATCH = [8, 4, 16]
 
 [let]
 deep = "d // od + min(1, d % od) * ((d + 2 * od - 2) // od - d // od)"

@@ -5,7 +5,7 @@ when = "kernel <= 16 and stride <= 16 and kernel <= 8 * stride and l < 16777216"
 specialize = ["kernel", "stride", "padding", "l", "ol", "stretch"]
 
 [knobs]
-KILOBYTES = [8, 16, 4]
+KILOBYTES = [8, 4, 16]
 THREADS = [256, 128, 512]
 ITEMS = [4, 2]
 

@@ -5,7 +5,7 @@ when = "kernel <= 5 and stride <= 4 and d * h * w < 1073741824"
 specialize = ["kernel", "stride", "padding", "d", "h", "w", "od", "oh", "ow", "deep", "high", "per", "vin", "vout", "total", "chunks", "bands", "floors"]
 
 [knobs]
-PER = [2, 4, 1]
+PER = [2, 1, 4]
 STEPS = [2, 4]
 THREADS = [128, 256]
 

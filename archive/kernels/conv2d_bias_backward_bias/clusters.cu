@@ -4,7 +4,7 @@ note = "one launch: a cluster of blocks per channel, each of which takes a part 
 specialize = ["filters", "area", "vec", "loads", "share", "total"]
 
 [knobs]
-SIZE = [8, 4, 2]
+SIZE = [8, 2, 4]
 THREADS = [256, 128, 512]
 LOADS = [8, 4]
 

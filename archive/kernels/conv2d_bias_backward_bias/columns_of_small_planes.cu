@@ -5,7 +5,7 @@ when = "filters % 16 == 0 and oh * ow * itemsize(grad_out) <= 1024"
 specialize = ["filters", "area", "images", "splits", "batch", "packs"]
 
 [knobs]
-THREADS = [1024, 768, 512]
+THREADS = [1024, 512, 768]
 LOADS = [8, 4]
 
 [let]

@@ -6,7 +6,7 @@ dtypes = ["bfloat16", "float16"]
 specialize = ["run", "count"]
 
 [knobs]
-WARPS = [8, 4, 2]
+WARPS = [8, 2, 4]
 HELD = [768, 1024]
 
 [let]

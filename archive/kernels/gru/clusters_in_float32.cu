@@ -5,7 +5,7 @@ when = "3 * ceil_div(hidden, 64) * ceil_div(hidden, 32) <= 136 and hidden >= 8"
 specialize = ["time", "batch", "input", "hidden", "gates", "vec", "own", "units", "lanes", "deep", "tile", "line"]
 
 [knobs]
-LANES = [16, 32, 8]
+LANES = [16, 8, 32]
 
 [let]
 full = "16 // itemsize(x)"

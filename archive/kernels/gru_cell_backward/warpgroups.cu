@@ -50,20 +50,14 @@ entry = "gates_back"
 grid = ["min(blocks, sms)"]
 block = ["128 + 128 * groups"]
 shared = "1024 + stages * 128 * (64 * groups + 3 * units) + 16 * stages"
-args = [
-    "x_map", "h_map", "w_ih_map", "w_hh_map", "b_ih", "b_hh", "h", "grad_h_next", "carried",
-    "back", "bias_parts", "batch", "blocks_m", "blocks",
-]
+args = ["x_map", "h_map", "w_ih_map", "w_hh_map", "b_ih", "b_hh", "h", "grad_h_next", "carried", "back", "bias_parts", "batch", "blocks_m", "blocks"]
 
 [[launch]]
 entry = "multiply_all"
 grid = ["min(products, sms)"]
 block = [384]
 shared = "1024 + 6 * 32768 + 32768 + 96"
-args = [
-    "x_map", "h_map", "w_ih_map", "w_hh_map", "back_map", "bias_parts", "carried", "grad_x_map", "grad_h_map",
-    "grad_w_ih_map", "grad_w_hh_map", "grad_b_ih", "grad_b_hh", "split_sums", "batch", "lines", "parts", "products",
-]
+args = ["x_map", "h_map", "w_ih_map", "w_hh_map", "back_map", "bias_parts", "carried", "grad_x_map", "grad_h_map", "grad_w_ih_map", "grad_w_hh_map", "grad_b_ih", "grad_b_hh", "split_sums", "batch", "lines", "parts", "products"]
 
 [[launch]]
 entry = "add_splits"

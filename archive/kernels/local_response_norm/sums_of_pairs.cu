@@ -6,7 +6,7 @@ specialize = ["size", "channels", "area", "vec", "turns", "packs", "chunk", "ahe
 
 [knobs]
 CHANNELS = [64, 32, 128]
-PER = [4, 8, 2]
+PER = [4, 2, 8]
 AHEAD = [8, 4]
 THREADS = [128, 256]
 

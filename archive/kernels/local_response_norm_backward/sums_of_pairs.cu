@@ -5,9 +5,9 @@ when = "size <= 8 and batch * channels * height * width < 4294000000"
 specialize = ["size", "channels", "area", "vec", "turns", "packs", "chunk", "ahead"]
 
 [knobs]
-CHANNELS = [128, 64, 32]
-PER = [2, 4, 1]
-AHEAD = [4, 8, 2]
+CHANNELS = [128, 32, 64]
+PER = [2, 1, 4]
+AHEAD = [4, 2, 8]
 THREADS = [128, 256]
 
 [let]

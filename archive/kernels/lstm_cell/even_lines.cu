@@ -6,7 +6,7 @@ dtypes = ["bfloat16", "float16"]
 specialize = ["input", "hidden", "units", "groups", "stages", "wide_x", "wide_h"]
 
 [knobs]
-KIB = [200, 144, 100]
+KIB = [200, 100, 144]
 UNITS = [64, 32]
 
 [let]
@@ -44,8 +44,7 @@ entry = "cell"
 grid = ["min(blocks, sms)"]
 block = ["128 + 128 * groups"]
 shared = "1024 + stages * stage_bytes + 16 * stages"
-args = ["x_map", "h_map", "w_ih_map", "w_hh_map", "c", "b_ih", "b_hh", "h_next",
-        "c_next", "batch", "blocks_m", "blocks"]
+args = ["x_map", "h_map", "w_ih_map", "w_hh_map", "c", "b_ih", "b_hh", "h_next", "c_next", "batch", "blocks_m", "blocks"]
 ---*/
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

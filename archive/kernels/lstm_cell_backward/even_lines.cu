@@ -55,20 +55,14 @@ entry = "gates_back"
 grid = ["min(blocks, sms)"]
 block = ["128 + 128 * groups"]
 shared = "1024 + stages * 128 * (64 * groups + 4 * units) + 16 * stages"
-args = [
-    "x_map", "h_map", "w_ih_map", "w_hh_map", "b_ih", "b_hh", "c", "c_next", "grad_h_next", "grad_c_next", "grad_c",
-    "back", "bias_parts", "batch", "blocks_m", "blocks",
-]
+args = ["x_map", "h_map", "w_ih_map", "w_hh_map", "b_ih", "b_hh", "c", "c_next", "grad_h_next", "grad_c_next", "grad_c", "back", "bias_parts", "batch", "blocks_m", "blocks"]
 
 [[launch]]
 entry = "multiply_all"
 grid = ["min(products, sms)"]
 block = [384]
 shared = "1024 + 6 * 32768 + 96"
-args = [
-    "x_map", "h_map", "w_ih_map", "w_hh_map", "back_map", "bias_parts", "grad_x", "grad_h",
-    "grad_w_ih", "grad_w_hh", "grad_b_ih", "grad_b_hh", "split_sums", "batch", "lines", "parts", "products",
-]
+args = ["x_map", "h_map", "w_ih_map", "w_hh_map", "back_map", "bias_parts", "grad_x", "grad_h", "grad_w_ih", "grad_w_hh", "grad_b_ih", "grad_b_hh", "split_sums", "batch", "lines", "parts", "products"]
 
 [[launch]]
 entry = "add_splits"

@@ -5,7 +5,7 @@ when = "ceil_div(hidden, 64) * ceil_div(hidden, 32) <= 136 and hidden >= 8"
 specialize = ["time", "batch", "input", "hidden", "vec", "own", "units", "lanes", "deep", "tile", "line"]
 
 [knobs]
-LANES = [32, 16, 8]
+LANES = [32, 8, 16]
 
 [let]
 full = "16 // itemsize(x)"

@@ -7,7 +7,7 @@ require = ["part * itemsize(grad_values) <= 225000"]
 
 [knobs]
 SIZE = [4, 8]
-THREADS = [512, 1024, 256]
+THREADS = [512, 256, 1024]
 LOADS = [8, 4]
 
 [let]
