@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +19,7 @@ from archive.kernel import Bound, Kernel, print_plan
 from archive.records import Outcome
 from evolve.devices import object_file, state
 from evolve.devices.device import RejectedError
-from evolve.devices.emulated.source import entries, translate
+from evolve.devices.emulated.source import clusters, entries, translate
 from evolve.devices.object_file import Symbol
 from evolve.devices.prelude import cuda_include_dirs, specialisation
 from evolve.devices.source_text import without_foreign_files
@@ -107,13 +108,13 @@ def build(bound: Bound, toolchain: Toolchain, folder: Path) -> Built:
     fp8 = "fp8" in specialisation(bound) + kernel.source
     unit.write_text(
         f'#include "{HEADER}"\n#line 1 "prelude"\n{specialisation(bound)}'
-        f'#line {first_line} "kernel.cu"\n{source}\n{_table(names)}'
+        f'#line {first_line} "kernel.cu"\n{source}\n{_table(names, clusters(kernel.source))}'
     )
-    cooperative = any(launch.cooperative for launch in bound.launches)
+    together = clusters(kernel.source) or any(launch.cooperative for launch in bound.launches)
     library = folder / "kernel.so"
     runtime = folder / "runtime.o"
-    runtime.write_bytes(runtime_object(toolchain, cooperative=cooperative))
-    command = _command(toolchain, cooperative=cooperative, fp8=fp8)
+    runtime.write_bytes(runtime_object(toolchain, cooperative=bool(together)))
+    command = _command(toolchain, cooperative=bool(together), fp8=fp8)
     if precompiled_header(command):
         (folder / f"{HEADER}.gch").symlink_to(_header_file(command, os.getpid()))
     kernel_object = folder / "kernel.o"
@@ -159,14 +160,14 @@ def _no_entry(index: int, entry: str, found: tuple[str, ...]) -> str:
     )
 
 
-def _table(names: tuple[str, ...]) -> str:
+def _table(names: tuple[str, ...], clustered: Mapping[str, str]) -> str:
     """Return C++ for the table of entries.
 
     Each entry is redeclared with C linkage under a `#line` with its name, so that the compiler's error names an entry
     that lacks C linkage.
     """
     checks = "\n".join(f'#line 1 "entry {name}"\nextern "C" decltype({name}) {name};' for name in names)
-    rows = ", ".join(f"EVOLVE_ENTRY({name})" for name in names)
+    rows = ", ".join(f"EVOLVE_ENTRY({name}{f', {dims}' if (dims := clustered.get(name)) else ''})" for name in names)
     table = f'extern "C" EVOLVE_EXPORT const evolve::Entry evolve_entries[] = {{ {rows} }};' if names else ""
     return f'{checks}\n#line 1 "entries"\n{table}\n'
 

@@ -192,6 +192,7 @@ class EmulatedProgram:
             sizes,
             ctypes.c_uint(launch.shared),
             int(launch.cooperative),
+            ctypes.c_uint(entry.cluster),
             pointers,
             message,
             MESSAGE_BYTES,
@@ -258,6 +259,7 @@ class CEntry(ctypes.Structure):
         ("call", ctypes.c_void_p),
         ("count", ctypes.c_int),
         ("parameters", ctypes.POINTER(Parameter)),
+        ("cluster", ctypes.c_uint),
     )
 
 

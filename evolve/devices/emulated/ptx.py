@@ -7,7 +7,8 @@ from dataclasses import dataclass
 KNOWN = (
     "mma.sync (m16n8k16 with .f16 or .bf16, m16n8k8 with .tf32, sums in .f32), wgmma.mma_async (k16 with .f16 or "
     ".bf16, tiles in shared memory, sums in .f32), ldmatrix, cp.async, cp.async.bulk (also .tensor; with an mbarrier "
-    "or a bulk_group, without hints), mbarrier (init, arrive, expect_tx, try_wait.parity) and ex2.approx"
+    "or a bulk_group, without hints), mbarrier (init, arrive, expect_tx, try_wait.parity), in clusters mapa, "
+    "barrier.cluster, ld and st.shared::cluster and st.async, and ex2.approx"
 )
 STATEMENT = re.compile(r"\b(?:asm|__asm__|__asm)\b(?:\s+(?:volatile|__volatile__))?\s*\(")
 LITERAL = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
@@ -25,7 +26,11 @@ class EmulatedInstruction:
 
 
 SHARED_WORD = r"(?:\.shared(?:::cta)?)\.b64"
-OF_A_BLOCK = r"(?:\.release\.cta)?"
+RELEASE = r"(?:\.release\.(?:cta|cluster))?"
+ACQUIRE = r"(?:\.acquire\.(?:cta|cluster))?"
+SEVERAL = r"(?:\.v[24])?\.[bfsu]"
+# Special registers; their names become those of instructions without operands besides the result.
+RANKS = re.compile(r"mov\.u32\s+(%\d+)\s*,\s*%%(cluster_n?ctarank)")
 INSTRUCTIONS = (
     EmulatedInstruction(
         re.compile(r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32"), "mma<__nv_bfloat16>", (14,)
@@ -56,10 +61,8 @@ INSTRUCTIONS = (
     EmulatedInstruction(re.compile(r"fence\.mbarrier_init\.release\.cluster"), "waited", (0,)),
     EmulatedInstruction(re.compile(r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32"), "waited", (1,)),
     EmulatedInstruction(re.compile(rf"mbarrier\.(init|inval){SHARED_WORD}"), r"\1_barrier", (1, 2)),
-    EmulatedInstruction(re.compile(rf"mbarrier\.arrive{OF_A_BLOCK}{SHARED_WORD} _"), "arrive", (1, 2)),
-    EmulatedInstruction(
-        re.compile(rf"mbarrier\.arrive\.expect_tx{OF_A_BLOCK}{SHARED_WORD} _"), "arrive_and_expect", (2,)
-    ),
+    EmulatedInstruction(re.compile(rf"mbarrier\.arrive{RELEASE}{SHARED_WORD} _"), "arrive", (1, 2)),
+    EmulatedInstruction(re.compile(rf"mbarrier\.arrive\.expect_tx{RELEASE}{SHARED_WORD} _"), "arrive_and_expect", (2,)),
     EmulatedInstruction(re.compile(rf"mbarrier\.expect_tx(?:\.relaxed\.cta)?{SHARED_WORD}"), "expect", (2,)),
     EmulatedInstruction(
         re.compile(r"cp\.async\.bulk\.shared::(?:cluster|cta)\.global\.mbarrier::complete_tx::bytes"), "bulk_in", (4,)
@@ -80,6 +83,26 @@ INSTRUCTIONS = (
     EmulatedInstruction(re.compile(r"cp\.async\.bulk\.commit_group"), "commit_group", (0,)),
     EmulatedInstruction(re.compile(r"cp\.async\.bulk\.wait_group(?:\.read)?"), "wait_group", (1,)),
     EmulatedInstruction(re.compile(r"prefetch\.tensormap"), "prefetched", (1,)),
+    EmulatedInstruction(re.compile(r"fence\.acq_rel\.cluster"), "waited", (0,)),
+    EmulatedInstruction(
+        re.compile(r"barrier\.cluster\.arrive(?:\.release|\.relaxed)?(?:\.aligned)?"), "cluster_arrive", (0,)
+    ),
+    EmulatedInstruction(re.compile(r"barrier\.cluster\.wait(?:\.acquire)?(?:\.aligned)?"), "cluster_wait", (0,)),
+    EmulatedInstruction(re.compile(r"cluster_ctarank"), "rank_in_cluster", (1,)),
+    EmulatedInstruction(re.compile(r"cluster_nctarank"), "blocks_of_cluster", (1,)),
+    EmulatedInstruction(re.compile(r"mapa\.shared::cluster\.u32"), "map_address", (3,)),
+    EmulatedInstruction(
+        re.compile(rf"st\.shared::cluster{SEVERAL}(8|16|32|64)"), r"store_in_cluster<\1 / 8>", (2, 3, 5)
+    ),
+    EmulatedInstruction(
+        re.compile(rf"ld\.shared::cluster{SEVERAL}(8|16|32|64)"), r"load_in_cluster<\1 / 8>", (2, 3, 5)
+    ),
+    EmulatedInstruction(
+        re.compile(rf"st\.async\.shared::cluster\.mbarrier::complete_tx::bytes{SEVERAL}(32|64)"),
+        r"send_words<\1 / 8>",
+        (3, 4, 6),
+    ),
+    EmulatedInstruction(re.compile(rf"mbarrier\.arrive{RELEASE}\.shared::cluster\.b64 _"), "arrive_in_cluster", (1, 2)),
 )
 # A whole statement, because the instruction has a predicate that says whether to add to the sums or to begin them.
 OF_A_WARPGROUP = re.compile(
@@ -91,13 +114,15 @@ OF_A_WARPGROUP = re.compile(
 # Whole statements, because they contain a predicate and a label: a loop until a phase ends, and a test whether it has
 # ended.
 UNTIL_A_PHASE_ENDS = re.compile(
-    r"\{?\s*\.reg\s+\.pred\s+(?P<ended>\w+)\s*;\s*(?P<again>\w+)\s*:\s*mbarrier\.try_wait\.parity(?:\.acquire\.cta)?"
+    r"\{?\s*\.reg\s+\.pred\s+(?P<ended>\w+)\s*;\s*(?P<again>\w+)\s*:\s*mbarrier\.try_wait\.parity"
+    rf"{ACQUIRE}"
     rf"{SHARED_WORD}\s+(?P=ended)\s*,\s*\[\s*(?P<at>%\d+)\s*\]\s*,\s*(?P<parity>%?\d+)\s*;\s*"
     r"(?:@!(?P=ended)\s+bra(?:\.uni)?\s+(?P=again)\s*;|@(?P=ended)\s+bra(?:\.uni)?\s+(?P<done>\w+)\s*;\s*"
     r"bra(?:\.uni)?\s+(?P=again)\s*;\s*(?P=done)\s*:)\s*\}?\s*"
 )
 WHETHER_A_PHASE_HAS_ENDED = re.compile(
-    r"\{?\s*\.reg\s+\.pred\s+(?P<ended>\w+)\s*;\s*mbarrier\.(?:try|test)_wait\.parity(?:\.acquire\.cta)?"
+    r"\{?\s*\.reg\s+\.pred\s+(?P<ended>\w+)\s*;\s*mbarrier\.(?:try|test)_wait\.parity"
+    rf"{ACQUIRE}"
     rf"{SHARED_WORD}\s+(?P=ended)\s*,\s*\[\s*(?P<at>%\d+)\s*\]\s*,\s*(?P<parity>%?\d+)\s*;\s*"
     r"selp\.[bus]32\s+(?P<to>%\d+)\s*,\s*1\s*,\s*0\s*,\s*(?P=ended)\s*;\s*\}?\s*"
 )
@@ -138,6 +163,7 @@ def _calls(source: str, text: str) -> str | None:
         return _with_arguments("wait_for_phase", (waiting["at"], waiting["parity"]), values)
     if asked := WHETHER_A_PHASE_HAS_ENDED.fullmatch(written):
         return _with_arguments("phase_has_ended", (asked["to"], asked["at"], asked["parity"]), values)
+    written = RANKS.sub(r"\2 \1", written)
     calls = [_call(one.strip(), values) for one in re.split(r"[;\n]", written) if one.strip()]
     return " ".join(call for call in calls if call) if calls and all(calls) else None
 

@@ -28,7 +28,7 @@ DEVICE_WORDS = (
     (r"\b(?:wmma|nvcuda)\s*::", "tensor cores (`wmma`)"),
     (r"\bcuda\s*::", "the library `cuda::`"),
     (r"\bcub\s*::", "the library `cub::`"),
-    (r"\b(?:__cluster_dims__|this_cluster|cluster_group)\b", "thread block clusters"),
+    (r"\b(?:this_cluster|cluster_group)\b", "clusters of `cooperative_groups` (it has those of inline PTX)"),
     (r"\b(?:tex[123]D\w*|surf[123]D\w*|cudaTextureObject_t|cudaSurfaceObject_t)\b", "textures and surfaces"),
     (r"\b__pipeline_\w+|\bmemcpy_async\b", "asynchronous copies"),
 )
@@ -88,6 +88,20 @@ def entries(source: str) -> tuple[str, ...]:
     """Return the names of the `__global__` functions in a source."""
     text = re.sub(r"\b(?:" + "|".join(ATTRIBUTE_NAMES) + r")\s*\((?:[^()]|\([^()]*\))*\)", " ", masked(source))
     return tuple(dict.fromkeys(re.findall(r"\b__global__\b[^(){};]*?\b(\w+)\s*\(", text)))
+
+
+@lru_cache(maxsize=16)
+def clusters(source: str) -> dict[str, str]:
+    """Return the sizes in `__cluster_dims__` as C++, for each `__global__` function that has them."""
+    text, found = masked(source), {}
+    for match in re.finditer(r"\b__global__\b", text):
+        header = text[match.end() :].partition("{")[0]
+        dims = re.search(r"\b__cluster_dims__\s*\(((?:[^()]|\([^()]*\))*)\)", header)
+        plain = re.sub(r"\b(?:" + "|".join(ATTRIBUTE_NAMES) + r")\s*\((?:[^()]|\([^()]*\))*\)", " ", header)
+        name = re.search(r"\b(\w+)\s*\(", plain)
+        if dims and name:
+            found[name[1]] = dims[1]
+    return found
 
 
 def _check_includes(source: str, first_line: int) -> None:

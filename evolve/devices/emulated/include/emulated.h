@@ -35,6 +35,7 @@
 #define __managed__
 #define __launch_bounds__(...)
 #define __maxnreg__(...)
+#define __cluster_dims__(...)
 #define __grid_constant__
 #define __inline_hint__ inline
 // Thread-local even if one OS thread runs all blocks: this distinguishes shared memory from variables that keep state.

@@ -13,6 +13,7 @@ struct Entry {
     void (*call)(void**);
     int count;
     const Parameter* parameters;
+    unsigned cluster;  // number of blocks of a cluster along x, or 0
 };
 
 template <class T> struct Kind { static constexpr int value = '?'; };
@@ -52,6 +53,11 @@ template <class... P> struct Signature<void(P...)> {
 
 }  // namespace evolve
 
-#define EVOLVE_ENTRY(name) \
+namespace evolve {
+constexpr unsigned cluster_of() { return 0; }
+constexpr unsigned cluster_of(unsigned x, unsigned y = 1, unsigned z = 1) { return y == 1 && z == 1 ? x : ~0u; }
+}  // namespace evolve
+
+#define EVOLVE_ENTRY(name, ...) \
     {#name, &evolve::Signature<decltype(name)>::call<&name>, evolve::Signature<decltype(name)>::count, \
-     evolve::Signature<decltype(name)>::parameters}
+     evolve::Signature<decltype(name)>::parameters, evolve::cluster_of(__VA_ARGS__)}

@@ -198,6 +198,53 @@ inline void arrive_and_expect(unsigned at, unsigned bytes) { expect(at, bytes), 
 inline void wait_for_phase(unsigned at, unsigned parity) { wait_for(barrier_at(at), parity); }
 template <class T> void phase_has_ended(T& ended, unsigned at, unsigned parity) { ended = has_ended(barrier_at(at), parity); }
 
+// Clusters: an operand is the lower half of an address, also in the shared memory of another block.
+template <class T> void map_address(T& to, unsigned at, unsigned rank) {
+    to = T(reinterpret_cast<size_t>(place_in_block(of_shared(at), rank)));
+}
+template <class T> void rank_in_cluster(T& to) { to = T(cluster_rank()); }
+template <class T> void blocks_of_cluster(T& to) { to = T(cluster_size()); }
+template <int BYTES, class T> void store_word(char* to, T value) {
+    static_assert(sizeof(T) >= BYTES, "st.shared::cluster: a value of fewer bytes than the instruction stores");
+    __builtin_memcpy(to, &value, BYTES);
+}
+template <int BYTES, class... T> void store_in_cluster(unsigned at, T... values) {
+    char* to = shared_in_cluster(at, BYTES * sizeof...(T));
+    ((store_word<BYTES>(to, values), to += BYTES), ...);
+}
+template <int BYTES, class T> void load_word(const char* from, T& value) {
+    static_assert(sizeof(T) >= BYTES, "ld.shared::cluster: a variable of fewer bytes than the instruction loads");
+    value = T();
+    __builtin_memcpy(&value, from, BYTES);
+}
+// The address comes last.
+template <int BYTES, class T> void load_in_cluster(T& value, unsigned at) {
+    load_word<BYTES>(shared_in_cluster(at, BYTES), value);
+}
+template <int BYTES, class T> void load_in_cluster(T& a, T& b, unsigned at) {
+    const char* from = shared_in_cluster(at, 2 * BYTES);
+    load_word<BYTES>(from, a), load_word<BYTES>(from + BYTES, b);
+}
+template <int BYTES, class T> void load_in_cluster(T& a, T& b, T& c, T& d, unsigned at) {
+    const char* from = shared_in_cluster(at, 4 * BYTES);
+    load_word<BYTES>(from, a), load_word<BYTES>(from + BYTES, b);
+    load_word<BYTES>(from + 2 * BYTES, c), load_word<BYTES>(from + 3 * BYTES, d);
+}
+template <int BYTES, class... W> void send_words(unsigned at, const W&... words) {
+    char data[BYTES * (sizeof...(W) - 1)];
+    char* to = data;
+    unsigned left = sizeof...(W), barrier = 0;
+    const auto add = [&](auto word) {
+        if (--left) __builtin_memcpy(to, &word, BYTES), to += BYTES;
+        else barrier = unsigned(word);
+    };
+    (add(words), ...);
+    send(at, data, sizeof data, barrier, 0);
+}
+inline void arrive_in_cluster(unsigned barrier, unsigned arrivals = 1) { send(0, nullptr, 0, barrier, arrivals); }
+inline void cluster_arrive() { arrive_at_cluster(); }
+inline void cluster_wait() { wait_for_cluster(); }
+
 // An address as an operand of asm: a pointer or a number.
 template <class T> void* address_of(const T* pointer) { return const_cast<T*>(pointer); }
 inline void* address_of(unsigned long long number) { return reinterpret_cast<void*>(number); }

@@ -14,8 +14,8 @@ namespace evolve {
 
 constexpr unsigned LANES = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / LANES, WARPGROUP = 4 * LANES;
 constexpr size_t MAX_SHARED = 232448;
-enum Wait { UNSTARTED, RUNNING, AT_BARRIER, AT_GRID_BARRIER, AT_WARP, AT_CONVERGENCE, AT_MBARRIER, AT_WARPGROUP, EXITED };
-constexpr unsigned MOST_COPIES = 64, MOST_DIMS = 5;
+enum Wait { UNSTARTED, RUNNING, AT_BARRIER, AT_GRID_BARRIER, AT_WARP, AT_CONVERGENCE, AT_MBARRIER, AT_WARPGROUP, AT_CLUSTER, EXITED };
+constexpr unsigned MOST_COPIES = 64, MOST_DIMS = 5, MOST_BLOCKS = 8;  // of a cluster, which runs on every GPU
 
 struct Thread {
     Index index;
@@ -25,6 +25,7 @@ struct Thread {
     Thread* next;
     const void* place;  // the place in the kernel where lanes converge, or the mbarrier that the thread waits for
     unsigned group;     // number of its current group of bulk copies out of shared memory
+    unsigned arrivals, waits;  // at the cluster's barrier
 };
 
 // The content of a tensor map; the innermost dim comes first.
@@ -65,6 +66,8 @@ struct Warp {
     Group groups[LANES + 1];
 };
 
+struct Peer;
+
 struct Block {
     Context home;
     Thread* current;
@@ -74,7 +77,8 @@ struct Block {
     unsigned ahead;  // warps run on to the next barrier one after the other, instead of step by step
     unsigned late, pending;  // whether bulk copies happen late; number of copies in progress
     Copy copies[MOST_COPIES];
-    unsigned at_barrier, at_grid_barrier, at_warpgroup[MAX_THREADS / WARPGROUP];
+    unsigned at_barrier, at_grid_barrier, at_cluster_barrier, at_warpgroup[MAX_THREADS / WARPGROUP];
+    Peer* peer;  // what other blocks of the cluster know about this one
     int counts[3], results[3];
     Failure failure;
     char message[1024];
@@ -94,12 +98,37 @@ struct Job {
     unsigned turn;  // 0 or 1, so that garbage differs between launches
 };
 
-// A grid whose blocks are all resident. Its barrier counts blocks.
+// A part of a block's shared memory.
+struct Region {
+    char* start;
+    size_t bytes;
+};
+
+// A store into another block's shared memory that counts at an mbarrier there, or an arrival at it.
+struct Message {
+    char* to;
+    Word* barrier;
+    unsigned bytes, arrivals;
+    char data[16];
+};
+
+struct Peer {
+    Region regions[2];  // dynamic and static shared memory
+    Message* inbox;
+    unsigned taken, count, room;
+    bool arrived, ended;
+    bool idle;  // no thread of the block can run before another block does something
+};
+
+// A grid, or a cluster, whose blocks are all resident. Its barriers count blocks.
 struct Grid {
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     unsigned blocks, waiting, finished, round;
     volatile bool failed;
+    bool clustered, stuck;
+    unsigned arrived, ready;
+    Peer peers[MOST_BLOCKS];
 };
 
 }  // namespace evolve
@@ -197,6 +226,8 @@ static bool is_complete(const Warp& warp, const Group& group) {
 }
 
 static void check_no_copy_is_under_way();
+static void arrive_if_complete();
+static bool await_cluster();
 
 static void exit_thread(Thread* thread) {
     thread->wait = EXITED;
@@ -207,6 +238,7 @@ static void exit_thread(Thread* thread) {
         for (Group& group : warp.groups)
             if (is_complete(warp, group)) complete_group(warp, group);
     if (block->at_barrier && block->at_barrier == block->live) complete_barrier();
+    arrive_if_complete();
 }
 
 [[noreturn]] static void report_deadlock();
@@ -242,6 +274,8 @@ static Thread* next_ready() {
 static Thread* await_ready() {
     while (!block->ready && finish_a_copy()) {}
     if (!block->ready && !release_converged()) {
+        while (!block->ready && await_cluster()) {}
+        if (block->ready) return next_ready();
         if (block->live && block->at_grid_barrier == block->live) pass_grid_barrier();
         else report_deadlock();
     }

@@ -3,7 +3,7 @@
 #include <sched.h>
 #include <time.h>
 
-#include "copies.h"
+#include "cluster.h"
 
 namespace evolve {
 
@@ -66,6 +66,7 @@ static void describe_barrier(char* text, size_t bytes) {
     add(count_waiting(AT_BARRIER), "at __syncthreads", "");
     add(count_waiting(AT_WARP), "at a warp operation that lanes %s never reach", missing);
     add(count_waiting(AT_GRID_BARRIER), "at grid.sync()", "");
+    add(count_waiting(AT_CLUSTER), "at barrier.cluster.wait, before which not all blocks arrive", "");
     add(count_waiting(AT_WARPGROUP), "at wgmma.wait_group, which not all four warps reach", "");
     describe_barrier(missing, sizeof missing);
     add(count_waiting(AT_MBARRIER), "at an mbarrier at which %s are missing", missing);
@@ -111,7 +112,7 @@ int count_block(Count count, int predicate) {
 }
 
 void sync_grid() {
-    if (!grid) fail(LAUNCH_ERROR, "grid.sync() needs `cooperative = true` in the launch");
+    if (!grid || grid->clustered) fail(LAUNCH_ERROR, "grid.sync() needs `cooperative = true` in the launch");
     ++block->at_grid_barrier;
     suspend(AT_GRID_BARRIER);
 }

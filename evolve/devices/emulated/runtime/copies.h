@@ -67,7 +67,10 @@ void arrive_at(Word* barrier, unsigned arrivals) {
     update(barrier, counts);
 }
 
+static void take_messages();
+
 void wait_for(Word* barrier, unsigned parity) {
+    take_messages();
     while (counts_of(barrier).parity == (parity & 1)) {
         block->current->place = barrier;
         suspend(AT_MBARRIER);
@@ -148,8 +151,10 @@ static bool finish_a_copy() {
 
 bool has_ended(Word* barrier, unsigned parity) {
     static EVOLVE_LOCAL unsigned calls;
+    take_messages();
     if (counts_of(barrier).parity == (parity & 1)) {
         if (++calls % 64 == 0 || (!block->ready && !block->unstarted)) finish_a_copy();
+        yield();
         let_others_run();
     }
     return counts_of(barrier).parity != (parity & 1);
