@@ -179,3 +179,19 @@ def test_clusters_must_divide_the_grid_and_have_at_most_eight_blocks(size: int, 
     error = rejected(made("emulated"), clustered("", size, grid), {"y": torch.zeros(8, dtype=torch.int32)})
     assert error.outcome is Outcome.LAUNCH_ERROR
     assert "must divide the grid" in error.log
+
+
+def test_an_address_beyond_shared_memory_may_be_mapped_but_not_used() -> None:
+    body = """
+    __shared__ int held[64];
+    arrive(), wait();
+    const unsigned beyond = in_block(held + (1 << 24), 1);
+    if (USED) asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(beyond), "r"(1) : "memory");
+    y[blockIdx.x] = 7;
+    arrive(), wait();
+    """
+    assert out_of(made("emulated"), clustered(body.replace("USED", "y[0] == 5")), 8) == [7] * 8
+    error = rejected(
+        made("emulated"), clustered(body.replace("USED", "true")), {"y": torch.zeros(8, dtype=torch.int32)}
+    )
+    assert (error.outcome, "in no block's shared memory" in error.log) == (Outcome.CRASHED, True)

@@ -1,7 +1,7 @@
 /*---
 op = "gru"
 note = "what comes from x for all steps by one product on tensor cores; then a cluster of 8 blocks walks through time with a few sequences and all the units: each block holds the weights of its units as fragments, in registers and what does not fit in shared memory, and sends its part of h by st.async to the shared memory of the others, each value as a sum of TERMS values of the inputs' dtype; a block waits only at its own mbarrier, for the bytes of the whole h"
-when = "input % 8 == 0 and hidden % 8 == 0 and hidden >= 64 and itemsize(x) == 2"
+when = "input % 8 == 0 and hidden % 8 == 0 and itemsize(x) == 2"
 specialize = ["time", "batch", "input", "hidden", "rows", "units", "each", "across", "deep", "kept", "stored", "tile", "columns", "line", "height", "threads"]
 
 [knobs]

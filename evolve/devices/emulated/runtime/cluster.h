@@ -25,7 +25,7 @@ char* place_in_block(char* own, unsigned rank) {
     need_cluster("mapa");
     if (rank >= grid->blocks) fail(CRASHED, "mapa: the cluster has no block %u, but %u blocks", rank, grid->blocks);
     const Region* region = region_of(*block->peer, own);
-    if (!region) fail(CRASHED, "mapa: the address is not in the block's shared memory");
+    if (!region) region = &block->peer->regions[0];  // the address is computed only, or its use will be reported
     return grid->peers[rank].regions[region - block->peer->regions].start + (own - region->start);
 }
 
