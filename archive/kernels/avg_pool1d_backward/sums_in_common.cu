@@ -6,7 +6,7 @@ specialize = ["kernel", "stride", "padding", "l", "ol", "tiles", "span", "rows",
 require = ["PER <= kernel"]
 
 [knobs]
-PER = [4, 8, 12]
+PER = [4, 8]
 THREADS = [256, 128]
 ITEMS = [3, 2, 4]
 
