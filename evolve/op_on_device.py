@@ -4,7 +4,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from archive.binding import Point, Signature
+from archive.binding import Point, Signature, accepts
+from archive.kernel import Kernel
 from archive.records import DeviceInfo
 from reference_ops.op import Op, Workload
 
@@ -34,6 +35,12 @@ def point(op: Op, workload: Workload, info: DeviceInfo) -> Point:
         sms=info.sms,
         shared_bytes=info.shared_bytes,
     )
+
+
+def accepts_any(kernel: Kernel, op: Op, kind: str) -> bool:
+    """Return whether a kernel accepts any workload at which this kind of device evaluates the op."""
+    anywhere = DeviceInfo(kind, name="", arch="", sms=1, shared_bytes=0)  # these do not matter for `when`
+    return any(accepts(kernel, point(op, workload, anywhere)) for workload in op.workloads(kind))
 
 
 @dataclass(frozen=True)

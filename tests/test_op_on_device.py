@@ -7,7 +7,9 @@ import pytest
 from records import GPU
 from small_op import OP
 
-from evolve.op_on_device import speed_of_light, without_tensor_cores_us
+from archive.library import shipped
+from evolve.op_on_device import accepts_any, speed_of_light, without_tensor_cores_us
+from reference_ops import catalog
 from reference_ops.op import Op, Workload
 
 RATES = (("float32", 50.0), ("tf32", 400.0), ("bfloat16", 800.0), ("float16", 800.0))
@@ -70,3 +72,11 @@ def test_bytes_that_need_not_be_read_do_not_count() -> None:
     itemsize = 2 if workload.dtype == "bfloat16" else 4
     assert OP.least_bytes(workload) - halved.least_bytes(workload) == whole - 10 * itemsize
     assert halved.nbytes(workload) == OP.least_bytes(workload)
+
+
+def test_a_kernel_for_long_rows_accepts_no_workload_of_the_emulated_device() -> None:
+    softmax = catalog.load("softmax")
+    long = next(kernel for kernel in shipped("softmax") if "65536" in kernel.plan.when)
+    assert accepts_any(long, softmax, "cuda")
+    assert not accepts_any(long, softmax, "emulated")
+    assert accepts_any(shipped("softmax")[-1], softmax, "emulated")

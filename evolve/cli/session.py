@@ -27,6 +27,7 @@ from evolve.devices.choose import COMPILE, policy_of
 from evolve.engines.engine import Engine, LoadsOps, PreparesBaselines, devices_of, on_device
 from evolve.engines.replayed import RecordedVerdicts, seen_by
 from evolve.errors import UserError
+from evolve.op_on_device import accepts_any
 from evolve.report.words import listed, say, short, times_label, typed
 from evolve.request import Proposer
 from evolve.search import GENERATION, Search, generation
@@ -162,11 +163,12 @@ def _scope(run: Run, op: Op, given: RunOptions) -> Scope:
 def _seeds(ops: Sequence[Op], device: str, *, plain: bool) -> Iterator[Proposal]:
     """Yield the shipped kernels that the device supports, as proposals whose ids are the same in every run.
 
-    On a GPU, they include knob settings that have won on another GPU.
+    Kernels that accept none of the device's workloads are left out. On a GPU, knob settings that have won on another
+    GPU are included.
     """
     for op in ops:
         for kernel in _shipped(op, plain=plain, knobs=policy_of(device).times_are_gpu_times):
-            if choose.supports(device, kernel):
+            if choose.supports(device, kernel) and accepts_any(kernel, op, device):
                 yield seeds.proposal(kernel, time.time())
 
 
