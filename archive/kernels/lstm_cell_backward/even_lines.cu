@@ -2,7 +2,7 @@
 op = "lstm_cell_backward"
 note = "warpgroups (wgmma) with tiles by tensor maps (TMA), in two launches: all gates' sums of a block's units in registers, from them the gates' gradients in the inputs' dtype; then the gradients of inputs and of weights, in one list of tiles of 128 x 128, split along the sum where tiles are few; sums leave the tensor cores after every 64 terms; for any width, the matrices are first copied into lines of a multiple of 16 bytes"
 when = "itemsize(x) == 2 and (input % 8 != 0 or hidden % 8 != 0)"
-dtypes = ["bfloat16", "float16"]
+dtypes = ["bfloat16"]
 specialize = ["input", "hidden", "wide_x", "wide_h", "units", "groups", "stages", "shares", "splits"]
 
 [knobs]
