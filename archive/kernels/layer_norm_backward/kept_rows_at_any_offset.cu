@@ -47,7 +47,7 @@ constexpr bool KEPT = pieces * VEC <= 16 || WARPS == 1;  // otherwise registers 
 extern __shared__ uint4 memory[];  // each thread reads only the slots that it fills
 
 // Neighbouring values that one access moves.
-template <class T> struct alignas(sizeof(T) * VEC < 16 ? sizeof(T) * VEC : 16) Pack { T at[VEC]; };
+template <class T> struct alignas(16) Pack { T at[VEC]; };
 
 __device__ __forceinline__ int place(int i) { return (i * threads + threadIdx.x % threads) * VEC; }
 
@@ -62,6 +62,25 @@ __device__ __forceinline__ void put(__half* to, float a, float b) {
 }
 __device__ __forceinline__ void put(__nv_bfloat16* to, float a, float b) {
     *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(a, b);
+}
+
+// The numbers of sixteen bytes, with one instruction each.
+__device__ __forceinline__ float2 pair_of(unsigned two, const __nv_bfloat16*) {
+    return make_float2(__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000u));
+}
+__device__ __forceinline__ float2 pair_of(unsigned two, const __half*) {
+    return __half22float2(*reinterpret_cast<const __half2*>(&two));
+}
+template <class T> __device__ __forceinline__ void numbers(float (&to)[VEC], uint4 raw, const T* type) {
+    const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        if constexpr (sizeof(T) == 4) to[k] = __uint_as_float(words[k]);
+        else {
+            const float2 pair = pair_of(words[k], type);
+            to[2 * k] = pair.x, to[2 * k + 1] = pair.y;
+        }
+    }
 }
 
 // Two sums over the threads of a row, in each of them; `turn` alternates, so that one barrier suffices.
@@ -176,29 +195,26 @@ grad_of_rows(const x_t* __restrict__ grad_out, const x_t* __restrict__ x,
         statistics(step + 1);
         float2 sum = make_float2(0.0f, 0.0f);  // of the weighted gradients, and of them times the normed values
         float first[KEPT ? pieces : 1][VEC], second[KEPT ? pieces : 1][VEC];  // weighted gradients and normed values
-        const auto read = [&](int i, float (&of_first)[VEC], float (&of_second)[VEC]) {
-            const uint4 some = grads[i * BLOCK_THREADS], others = values[i * BLOCK_THREADS];
-            const Pack<x_t> grad = *reinterpret_cast<const Pack<x_t>*>(&some), value = *reinterpret_cast<const Pack<x_t>*>(&others);
+        const auto read = [&](int i, float (&grad)[VEC], float (&of_first)[VEC], float (&of_second)[VEC]) {
+            float factor[VEC];
+            numbers(grad, grads[i * BLOCK_THREADS], x), numbers(of_second, values[i * BLOCK_THREADS], x);
+            numbers(factor, *reinterpret_cast<const uint4*>(&gain[i]), weight);
 #pragma unroll
-            for (int e = 0; e < VEC; ++e) {
-                of_first[e] = float(grad.at[e]) * float(gain[i].at[e]);
-                of_second[e] = (float(value.at[e]) - centre) * scale;
-            }
+            for (int e = 0; e < VEC; ++e) of_first[e] = grad[e] * factor[e], of_second[e] = (of_second[e] - centre) * scale;
         };
         if (row < rows) {
 #pragma unroll
             for (int i = 0; i < pieces; ++i) {
                 if (place(i) >= whole) continue;
                 float (&of_first)[VEC] = first[KEPT ? i : 0], (&of_second)[VEC] = second[KEPT ? i : 0];
-                read(i, of_first, of_second);
-                const uint4 some = grads[i * BLOCK_THREADS];
-                const Pack<x_t> grad = *reinterpret_cast<const Pack<x_t>*>(&some);
+                float grad[VEC];
+                read(i, grad, of_first, of_second);
 #pragma unroll
                 for (int e = 0; e < VEC; ++e) {
                     sum.x += of_first[e];
                     sum.y = fmaf(of_first[e], of_second[e], sum.y);
-                    plain_sum[i][e] += float(grad.at[e]);
-                    along_sum[i][e] = fmaf(float(grad.at[e]), of_second[e], along_sum[i][e]);
+                    plain_sum[i][e] += grad[e];
+                    along_sum[i][e] = fmaf(grad[e], of_second[e], along_sum[i][e]);
                 }
             }
         }
@@ -217,7 +233,10 @@ grad_of_rows(const x_t* __restrict__ grad_out, const x_t* __restrict__ x,
         for (int i = 0; i < pieces; ++i) {
             if (place(i) >= whole) continue;
             float (&of_first)[VEC] = first[KEPT ? i : 0], (&of_second)[VEC] = second[KEPT ? i : 0];
-            if constexpr (!KEPT) read(i, of_first, of_second);
+            if constexpr (!KEPT) {
+                float grad[VEC];
+                read(i, grad, of_first, of_second);
+            }
             Pack<x_t> result;
 #pragma unroll
             for (int e = 0; e < VEC; e += 2) {
