@@ -27,15 +27,15 @@ def confirm(ops: Sequence[Champions], engine: Engine) -> Generator[Evaluation, N
     """Test the champions again in fresh processes. This ignores the deadline, but the number of rounds is bounded."""
     for _ in range(ROUNDS):
         with ExitStack() as legs:
-            turns = {champions.view.op: legs.enter_context(Turn(champions)) for champions in ops}
-            for verdict in engine.evaluate(job for turn in turns.values() for job in turn.jobs()):
-                yield from turns[verdict.op].take(verdict)
+            rounds = {champions.view.op: legs.enter_context(Round(champions)) for champions in ops}
+            for verdict in engine.evaluate(job for one in rounds.values() for job in one.jobs()):
+                yield from rounds[verdict.op].take(verdict)
         for champions in ops:
             champions.share.others_work(champions.view)
 
 
 @dataclass
-class Turn(AbstractContextManager["Turn"]):
+class Round(AbstractContextManager["Round"]):
     """One round of an op's champions."""
 
     champions: Champions

@@ -203,8 +203,8 @@ def pending_ops(targets: Targets, info: DeviceInfo, store: Store, *, shipped: bo
 
 
 @dataclass
-class Turn:
-    """One op's part of the work."""
+class OpInProgress:
+    """An op whose pending kernels are being evaluated."""
 
     work: PendingOp
     view: OpView
@@ -219,47 +219,48 @@ def evaluate_ops(
 
     A kernel that another process is evaluating is skipped. It is evaluated here if that process ends without a verdict.
     """
-    turns = {work.op: _turn(work, engine, store) for work in works}
+    ops = {work.op: _begun(work, engine, store) for work in works}
     named = [work.op for work in works if work.kernels]
     total, number = sum(len(work.kernels) for work in works), 0
     if total:
         what = named[0] if len(named) == 1 else f"{len(named)} ops"
         output.print(f"{what}: {counted(total, 'kernel')} to evaluate on {engine.info.name}", style="bold")
-    while any(turn.left for turn in turns.values()):
-        for found in _evaluations(list(turns.values()), engine, share):
-            turn = turns[found.op]
-            for evaluation in share.judged(turn.view, [found]):
+    while any(op.left for op in ops.values()):
+        for found in _evaluations(list(ops.values()), engine, share):
+            op = ops[found.op]
+            for evaluation in share.judged(op.view, [found]):
                 store.append(evaluation)
                 signals.check()
                 number += 1
                 of = f"{found.op}: " if len(named) > 1 else ""
-                what = f"{short(found.kernel_id)} {one_line(origin(turn.before, found.kernel_id), ORIGIN_SHOWN)}"
-                line = f"[{number}/{total}] {of}{what}: {_verdict(evaluation, turn.before.basis)}"
+                what = f"{short(found.kernel_id)} {one_line(origin(op.before, found.kernel_id), ORIGIN_SHOWN)}"
+                line = f"[{number}/{total}] {of}{what}: {_verdict(evaluation, op.before.basis)}"
                 say(output, line, "" if evaluation.passed else "red", indent=SHORT_INDENT)
-        waited = any(share.others_work(turn.view) for turn in turns.values())
-        for turn in turns.values():
-            judged = turn.view.verdicts() if waited else {}
-            turn.left = [one for one in turn.left if one not in judged] if waited else []
+        if not any(share.others_work(op.view) for op in ops.values()):
+            break
+        for op in ops.values():
+            judged = op.view.verdicts()
+            op.left = [one for one in op.left if one not in judged]
     if others := total - number:
         output.print(f"another process has evaluated {counted(others, 'kernel')}")
     return [standing(store, work.op, engine.info, named=work.named) for work in works]
 
 
-def _turn(work: PendingOp, engine: Engine, store: Store) -> Turn:
+def _begun(work: PendingOp, engine: Engine, store: Store) -> OpInProgress:
     before = standing(store, work.op, engine.info, named=work.kernels)
-    return Turn(work, OpView(store, work.op, engine.info), before, work.kernels)
+    return OpInProgress(work, OpView(store, work.op, engine.info), before, work.kernels)
 
 
-def _evaluations(turns: Sequence[Turn], engine: Engine, share: Share) -> Iterator[Evaluation]:
+def _evaluations(ops: Sequence[OpInProgress], engine: Engine, share: Share) -> Iterator[Evaluation]:
     """Yield the verdicts on the kernels that are left, except those that another process claims first."""
-    agendas = [(turn, selection.agenda(turn.view, share.free(turn.view, turn.left))) for turn in turns]
-    for turn, agenda in agendas:
-        yield from (verdict for verdict in agenda.repeated if share.take(turn.view, verdict.kernel_id))
+    agendas = [(op, selection.agenda(op.view, share.free(op.view, op.left))) for op in ops]
+    for op, agenda in agendas:
+        yield from (verdict for verdict in agenda.repeated if share.take(op.view, verdict.kernel_id))
     yield from engine.evaluate(
-        Job(kernel, turn.work.locator, agenda.bars, duplicates=agenda.duplicates)
-        for turn, agenda in agendas
+        Job(kernel, op.work.locator, agenda.bars, duplicates=agenda.duplicates)
+        for op, agenda in agendas
         for kernel in agenda.new
-        if share.take(turn.view, kernel.id)
+        if share.take(op.view, kernel.id)
     )
 
 

@@ -16,7 +16,7 @@ from evolve.devices.choose import EAGER
 from evolve.engines.messages import RIGHT
 from evolve.errors import UserError
 from evolve.evaluation.baseline_times import completed
-from evolve.evaluation.requests import PreparationRequest, Prepared, TimingRequest, TimingResult
+from evolve.evaluation.requests import PreparationRequest, TimingRequest, TimingResult
 
 ATTEMPTS = 2  # number of attempts to time the baselines at one workload
 
@@ -103,14 +103,14 @@ class LackingBaselines:
         self._compiling.add(request)
         return request
 
-    def end_compilation(self, request: PreparationRequest, answer: object = None) -> None:
+    def end_compilation(self, request: PreparationRequest, *, too_long: bool = False) -> None:
         """Record that a worker has finished a compilation. If it failed, the baseline is compiled when it is timed.
 
         A baseline that took too long is given up at all workloads of the op, as are the baselines after it.
         """
         self._compiling.discard(request)
         self._compiled.add(request)
-        if isinstance(answer, Prepared) and answer.too_long:
+        if too_long:
             earlier = self._given_up.get(request.op, request.baseline)
             self._given_up[request.op] = min(earlier, request.baseline, key=self._names.index)
             wanted = [one for one in self._to_compile if one in self._preparations(one.op, one.workload)]

@@ -300,7 +300,7 @@ class LocalEngine:
     ) -> Iterator[Evaluation]:
         """Record a side job's answer, or the fault that ended its worker, and yield the verdicts that waited for it."""
         if isinstance(side_job.request, PreparationRequest):
-            self._lacking.end_compilation(side_job.request, answer)
+            self._lacking.end_compilation(side_job.request, too_long=isinstance(answer, Prepared) and answer.too_long)
         elif side_job.place:
             yield from self._lacking.end_timing(side_job.place, answer if isinstance(answer, TimingResult) else None)
         elif fault:

@@ -18,7 +18,7 @@ from evolve.engines.lacking import LackingBaselines
 from evolve.engines.local import LocalEngine
 from evolve.engines.messages import RIGHT, Role
 from evolve.errors import UserError
-from evolve.evaluation.requests import PreparationRequest, Prepared, TimingRequest, TimingResult
+from evolve.evaluation.requests import PreparationRequest, TimingRequest, TimingResult
 
 INFO = DeviceInfo("cuda", "Scripted", "sm_90a", 1, 1024)
 HERE, THERE = "n=4096 float32", "n=4096 bfloat16"
@@ -115,7 +115,7 @@ def test_a_baseline_that_takes_too_long_is_given_up_at_all_workloads_with_those_
     held(lacking, "k", HERE, THERE, ahead=True)
     first = lacking.take_compilation()
     assert first == PreparationRequest("twice", HERE, COMPILE)
-    lacking.end_compilation(first, Prepared(too_long=True))
+    lacking.end_compilation(first, too_long=True)
     assert lacking.take_compilation() is None
     place, _ = lacking.take_place("0") or (None, "")
     assert place
@@ -127,8 +127,8 @@ def test_the_baselines_before_one_that_takes_too_long_are_compiled_everywhere(la
     first, second = lacking.take_compilation(), lacking.take_compilation()
     assert first
     assert second == PreparationRequest("twice", HERE, AUTOTUNE)
-    lacking.end_compilation(second, Prepared(too_long=True))
-    lacking.end_compilation(first, Prepared())
+    lacking.end_compilation(second, too_long=True)
+    lacking.end_compilation(first)
     assert lacking.take_compilation() == PreparationRequest("twice", THERE, COMPILE)
     assert lacking.take_compilation() is None
 
