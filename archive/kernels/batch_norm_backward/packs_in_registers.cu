@@ -93,18 +93,23 @@ __device__ __forceinline__ void publish(long long* word, double a, double b) {
     *reinterpret_cast<volatile unsigned long long*>(word) = both == 0 ? 0x80000000ull : both;
 }
 
+// Reads a word that another block writes. `__ldcv` would not do: the compiler moves it out of a loop.
+__device__ __forceinline__ unsigned long long polled(const unsigned long long* word) {
+    return *reinterpret_cast<const volatile unsigned long long*>(word);
+}
+
 // Waits for the parts that are this thread's and returns their sums.
 __device__ __forceinline__ double2 sums_of_others(const long long* words) {
     const unsigned long long* const all = reinterpret_cast<const unsigned long long*>(words) + threadIdx.x;
     unsigned long long found[OF_LANE];
 #pragma unroll
     for (int k = 0; k < OF_LANE; ++k) {
-        found[k] = int(threadIdx.x) + 32 * POLLING * k < parts ? __ldcv(all + 32 * POLLING * k) : 0x80000000ull;
+        found[k] = int(threadIdx.x) + 32 * POLLING * k < parts ? polled(all + 32 * POLLING * k) : 0x80000000ull;
     }
     double2 sums = make_double2(0.0, 0.0);
 #pragma unroll
     for (int k = 0; k < OF_LANE; ++k) {
-        while (found[k] == 0) found[k] = __ldcv(all + 32 * POLLING * k);
+        while (found[k] == 0) found[k] = polled(all + 32 * POLLING * k);
         sums.x += __uint_as_float(unsigned(found[k])), sums.y += __uint_as_float(unsigned(found[k] >> 32));
     }
     __syncwarp();

@@ -95,6 +95,11 @@ __device__ __forceinline__ void publish(long long* word, double sum) {
     *reinterpret_cast<volatile long long*>(word) = bits == 0 ? (long long)(1ull << 63) : bits;
 }
 
+// Reads a word that another block writes. `__ldcv` would not do: the compiler moves it out of a loop.
+__device__ __forceinline__ long long polled(const long long* word) {
+    return *reinterpret_cast<const volatile long long*>(word);
+}
+
 // Waits for the parts that are this thread's and returns their sums.
 __device__ __forceinline__ double2 sums_of_others(const long long* words) {
     const long long* const all = words + 2 * threadIdx.x;
@@ -104,7 +109,7 @@ __device__ __forceinline__ double2 sums_of_others(const long long* words) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const bool there = int(threadIdx.x) + 32 * POLLING * k < parts;
-            found[k][h] = there ? __ldcv(all + 64 * POLLING * k + h) : (long long)(1ull << 63);
+            found[k][h] = there ? polled(all + 64 * POLLING * k + h) : (long long)(1ull << 63);
         }
     }
     double2 sums = make_double2(0.0, 0.0);
@@ -112,7 +117,7 @@ __device__ __forceinline__ double2 sums_of_others(const long long* words) {
     for (int k = 0; k < OF_LANE; ++k) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            while (found[k][h] == 0) found[k][h] = __ldcv(all + 64 * POLLING * k + h);
+            while (found[k][h] == 0) found[k][h] = polled(all + 64 * POLLING * k + h);
         }
         sums.x += __longlong_as_double(found[k][0]), sums.y += __longlong_as_double(found[k][1]);
     }
