@@ -1,6 +1,6 @@
 /*---
 op = "local_response_norm_backward"
-note = "one launch: a thread walks through the channels of a few pixels and keeps sums of two neighbouring squares and of two neighbouring shares, of which a window adds up every second; the power is 2 ** (-beta * log2) by the fast instructions, in float32 followed by one Newton step, which also gives the reciprocal; the next channels are loaded meanwhile"
+note = "one launch: a thread walks through the channels of a few pixels and keeps sums of two neighbouring squares and of two neighbouring shares, of which a window adds up every second; the power is 2 ** (-beta * log2) by the fast instructions and one Newton step, which also gives the reciprocal; the next channels are loaded meanwhile"
 when = "size <= 8 and batch * channels * height * width < 4294000000"
 specialize = ["size", "channels", "area", "vec", "turns", "packs", "chunk", "ahead"]
 
@@ -49,8 +49,9 @@ template <class T> __device__ __forceinline__ void store(T* to, const float (&fr
     *reinterpret_cast<typename Raw<sizeof(T) * vec>::type*>(to) = result.raw;
 }
 
-// How a power is found: by powf, fast as 16 bits need it, or fast with a Newton step for a beta of 0.75 or 0.5.
-enum Way { ANY, COARSE, THREE_QUARTERS, HALF };
+// How a power is found: by powf, or fast with a Newton step for a beta of 0.75 or 0.5. Without that step the error would be
+// several roundings, too much also in 16 bits where the two terms of the gradient cancel.
+enum Way { ANY, THREE_QUARTERS, HALF };
 
 // Not inlined, for else this rare case needs most of the registers.
 __device__ __noinline__ float any_power(float base, float beta) { return powf(base, -beta); }
@@ -65,11 +66,6 @@ template <Way WAY> __device__ __forceinline__ float power(float base, float beta
     const float digits = __log2f(base);
     float near;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(-beta * digits));
-    if constexpr (WAY == COARSE) {
-        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(once) : "f"(-0.5f * digits));
-        again = once;
-        return near;
-    }
     // Where base is infinite and `near` zero, products of the two are NaN; fminf then takes the other value.
     const float root = near * (WAY == HALF ? 1.0f : fminf(near * base, FLT_MAX));  // base ** -0.5
     const float error = fminf(fmaf(-root * root, base, 1.0f), 0.5f);
@@ -173,11 +169,7 @@ gradient(const grad_out_t* __restrict__ grad_out, const x_t* __restrict__ x, gra
     const int begin = turn * chunk;
     grad_out += start, x += start, grad_x += start;
     const bool plain = k >= 1e-18f && alpha >= 0.0f;  // the base is then positive and normal, or NaN
-    if constexpr (sizeof(x_t) == 2) {
-        if (plain && beta >= 0.0f && beta <= 0.75f) return walk<COARSE>(grad_out, x, grad_x, begin, alpha, beta, k);
-    } else {
-        if (plain && beta == 0.75f) return walk<THREE_QUARTERS>(grad_out, x, grad_x, begin, alpha, beta, k);
-        if (plain && beta == 0.5f) return walk<HALF>(grad_out, x, grad_x, begin, alpha, beta, k);
-    }
+    if (plain && beta == 0.75f) return walk<THREE_QUARTERS>(grad_out, x, grad_x, begin, alpha, beta, k);
+    if (plain && beta == 0.5f) return walk<HALF>(grad_out, x, grad_x, begin, alpha, beta, k);
     walk<ANY>(grad_out, x, grad_x, begin, alpha, beta, k);
 }
