@@ -16,7 +16,6 @@ import tempfile
 import traceback
 from collections.abc import Iterator
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,11 +25,6 @@ if TYPE_CHECKING:
 # Modules that all workers need, and modules that PyTorch and NumPy import only on first use.
 PRELOADED = ("evolve.engines.worker", "numpy.random", "numpy.ma")
 TORCH_COMPILER = "torch._dynamo"  # imported after the first workers have started, because that takes seconds
-# Libraries of which an import of PyTorch and its first steps on a GPU use about half or more.
-MOSTLY_USED = (
-    "torch/lib/libtorch_cpu.so", "torch/lib/libtorch_python.so", "nvidia/*/lib/libcublasLt.so.*",
-    "nvidia/*/lib/libnvJitLink.so.*", "nvidia/*/lib/libnvrtc.so.*",
-)  # fmt: skip
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 TICK_SECONDS = 1.0
 REQUEST_BYTES, CHANNELS_AT_ONCE = 2**16, 64
@@ -49,7 +43,6 @@ def main() -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     control = socket.socket(fileno=arguments.control)
     control.set_inheritable(False)
-    _read_ahead()
     with _importing():
         for module in PRELOADED:
             import_module(module)
@@ -60,16 +53,6 @@ def main() -> None:
         catalog.use_cached_listing()  # the sandbox may keep workers from reading it
     _prctl(PR_SET_PDEATHSIG, 0)
     _ForkServer(arguments.device, arguments.parent, arguments.project, control).serve()
-
-
-def _read_ahead() -> None:
-    """Ask the system to read libraries into memory in one go, which is faster than page by page on a cold disk."""
-    torch = find_spec("torch") if sys.platform == "linux" else None
-    for folder in map(Path, (torch and torch.submodule_search_locations) or ()):
-        for pattern in MOSTLY_USED:
-            for library in folder.parent.glob(pattern):
-                with contextlib.suppress(OSError), library.open("rb") as file:
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
 @contextlib.contextmanager
