@@ -45,7 +45,7 @@ mean_windows(const x_t* __restrict__ x, out_t* __restrict__ out, unsigned all, l
     }
     const int skip = WHOLE ? 0 : int(begin % VEC), until = skip + size;
     const x_t* const from = x + (begin - skip);  // a multiple of 16 bytes
-    const int limit = int(min(total - (begin - skip), (long long)INT_MAX - VEC));
+    const int limit = int(min(total - (begin - skip), 1ll << 30));  // a window is shorter, and a sum with it fits
     float sum = 0.0f;
     for (int round = 0; round < ROUNDS; round += AT_ONCE) {
         Pack held[AT_ONCE];
