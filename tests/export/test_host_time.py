@@ -9,12 +9,13 @@ import pytest
 import torch
 from emulated_machine import EmulatedMachine, portable, primitives, winning
 from gpu_records import duel, times
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
+from evolve.export.families import forms
 from evolve.export.template import cached
 from evolve.export.template.dispatch import Primitive
 from evolve.export.template.functions import Function
-from evolve.export.template.functions_normalization import FORMS
 from evolve.export.template.options import options
 from reference_ops import catalog
 
@@ -28,14 +29,15 @@ def host(ours_us: float, theirs_us: float) -> EmulatedMachine:
     return EmulatedMachine(host_us=lambda _: next(taken))
 
 
-def softmax(folder: Path, machine: EmulatedMachine, median_us: float) -> Primitive:
+def softmax(folder: Path, machine: EmulatedMachine, median_us: float, rows: int = 1) -> Primitive:
+    """Return an op whose kernel was measured at this number of rows with this time."""
     entry = winning(SOFTMAX, portable("softmax"), folder)
     (shipped,) = entry.kernels
-    rows = []
+    measured = []
     for one in shipped.measured:
         taken = times(one.times.workload, median_us)
-        rows.append(replace(one, times=taken, duel=duel(taken)))
-    return Primitive(SOFTMAX, replace(entry, kernels=(replace(shipped, measured=tuple(rows)),)), folder, machine)
+        measured.append(replace(one, times=taken, duel=duel(taken), dims={"rows": rows, "cols": X.shape[1]}))
+    return Primitive(SOFTMAX, replace(entry, kernels=(replace(shipped, measured=tuple(measured)),)), folder, machine)
 
 
 @pytest.mark.parametrize(
@@ -58,26 +60,76 @@ def test_a_long_kernel_is_not_timed_on_the_host(tmp_path: Path) -> None:
     assert op.explain((X,), {}).kernel
 
 
-@pytest.mark.parametrize(("ours_us", "runs"), [(90.0, True), (500.0, False)])
-def test_a_call_that_changes_tensors_counts_the_time_to_lower_it(tmp_path: Path, ours_us: float, runs: bool) -> None:
-    taken = iter((5.0, 5.0, ours_us, 10.0))  # of the launch, which suffices for the decision, and of the whole call
+def test_a_kernel_that_is_long_only_at_larger_sizes_is_timed_on_the_host(tmp_path: Path) -> None:
+    op = softmax(tmp_path, host(500.0, 10.0), median_us=80.0, rows=8 * len(X))
+    assert not op.explain((X,), {}).kernel
 
-    def host_us(call: Callable[[], object]) -> float:
+
+def tried(*taken_us: float) -> EmulatedMachine:
+    """Return a machine on which calls that are tried take these times. It makes each call once."""
+    taken = iter(taken_us)
+
+    def device_us(call: Callable[[], object], _device: torch.device) -> float:
         call()
         return next(taken)
 
-    machine = EmulatedMachine(host_us=host_us)
-    form = {form.name: form for form in FORMS}["batch_norm"]
-    norm = Function(form, primitives(form.ops, tmp_path, machine))
+    return EmulatedMachine(device_us=device_us)
+
+
+def function(folder: Path, name: str, machine: EmulatedMachine, *ops: str) -> Function:
+    form = {form.name: form for form in forms()}[name]
+    return Function(form, primitives(ops or form.ops, folder, machine))
+
+
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize(("ours_us", "runs"), [(90.0, True), (500.0, False)])
+def test_a_batch_norm_is_tried_once_and_its_statistics_are_those_of_pytorch(
+    tmp_path: Path, ours_us: float, runs: bool, learns: bool
+) -> None:
+    machine = tried(ours_us, 100.0)
+    norm = function(tmp_path, "batch_norm", machine, "batch_norm", "batch_norm_backward")
     ours, theirs = ([torch.zeros(6), torch.ones(6)] for _ in range(2))
+    planned = []
+    for _ in range(3):
+        x, weight, bias = (torch.randn(shape, requires_grad=learns) for shape in ((4, 6, 5, 5), (6,), (6,)))
+        exact = functional.batch_norm(x, theirs[0], theirs[1], weight, bias, True)
+        out = norm(x, *ours, weight, bias, True)
+        torch.testing.assert_close(out, exact, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ours, theirs)
+        planned.append(len(machine.planned_launches))
+    assert (planned[2] > planned[1]) == runs
+
+
+@pytest.mark.parametrize(("ours_us", "runs"), [(90.0, True), (500.0, False)])
+def test_a_short_kernel_with_gradients_runs_if_that_takes_less_time_with_the_backward(
+    tmp_path: Path, ours_us: float, runs: bool
+) -> None:
+    machine = tried(ours_us, 100.0)
+    called = function(tmp_path, "softmax", machine, "softmax", "softmax_backward")
     launched = []
     for _ in range(3):
-        x, weight, bias = torch.randn(4, 6, 5, 5), torch.rand(6), torch.rand(6)
-        exact = functional.batch_norm(x, theirs[0], theirs[1], weight, bias, True)
-        torch.testing.assert_close(norm(x, *ours, weight, bias, True), exact)
-        torch.testing.assert_close(ours, theirs)
-        launched.append(len(machine.launched))
-    assert (launched[2] > launched[0]) == runs
+        x = torch.randn(4, 8, requires_grad=True)
+        before, grad = len(machine.launched), torch.randn(4, 8)
+        got, exact = (torch.autograd.grad(out, x, grad)[0] for out in (called(x, -1), torch.softmax(x, -1)))
+        torch.testing.assert_close(got, exact)
+        launched.append(len(machine.launched) - before)
+    assert launched[1:] == ([2, 2] if runs else [0, 0])
+    reason = called.explain((x, -1), {}).reason
+    assert ("took longer than PyTorch" in reason) == (not runs)
+    assert called.explain((x.detach(), -1), {}).kernel
+
+
+def test_nothing_is_tried_while_hooks_take_the_tensors_that_are_saved(tmp_path: Path) -> None:
+    called = function(tmp_path, "softmax", tried(), "softmax", "softmax_backward")
+    saved = list[torch.Tensor]()
+
+    def save(x: torch.Tensor) -> torch.Tensor:
+        saved.append(x)
+        return x
+
+    with saved_tensors_hooks(save, lambda x: x):
+        called(torch.randn(4, 8, requires_grad=True), -1)
+    assert len(saved) == 1
 
 
 def test_the_reason_names_both_times(tmp_path: Path) -> None:

@@ -62,8 +62,9 @@ class Decision:
     sizes: Mapping[str, int] = field(default_factory=dict)
     inputs: tuple[Shape, ...] = ()  # shapes in which the kernel reads the inputs
     outputs: tuple[Shape, ...] | None = None  # shapes in which the caller gets the outputs, if they differ
-    saves_us: float = 0.0  # time that the kernel saved at the nearest measured sizes
-    kernel_us: float = math.inf  # time of the kernel there
+    # times at the nearest measured sizes, scaled down to smaller sizes
+    saves_us: float = 0.0  # time that the kernel saves
+    kernel_us: float = math.inf
     is_slow_to_launch: bool = False  # the only reason why PyTorch runs; a captured graph does not count the host's time
 
 
@@ -135,12 +136,9 @@ class Decider:
             return Decision(str(error))
 
     def saves_here_us(self, question: Question) -> float:
-        """Return the time that a kernel saves, scaled down for sizes below the nearest measured ones.
-
-        Raise a NoKernelError if no kernel wins.
-        """
+        """Return the time that a kernel saves. Raise a NoKernelError if no kernel wins."""
         choice = next(choices(self.entry, self._kernels, question))
-        return _saves_us(choice, question) * _share(question, choice.measured)
+        return _saves_us(choice, question)
 
     def loses_us(self, question: Question) -> float:
         """Return how much longer the op's formula takes in eager PyTorch than when it is compiled.
@@ -227,7 +225,9 @@ class Decider:
             outputs = tuple(found.unfolded(*pair) for pair in shapes) if found.leading is not None else None
             saves_us = tuned.saves_us if tuned else _saves_us(choice, question)
             reason = str(tuned) if tuned else _reason(choice.measured, question)
-            kernel_us = tuned.kernel_us if tuned else choice.measured.times.median_us
+            kernel_us = (
+                tuned.kernel_us if tuned else choice.measured.times.median_us * _share(question, choice.measured)
+            )
             sizes = self.op.sizes(workload)
             return Decision(reason, choice.shipped.id, ready, sizes, found.inputs, outputs, saves_us, kernel_us)
         raise AssertionError("`choices` must end with a NoKernelError")
@@ -273,8 +273,9 @@ class Decider:
 
     def _check_launch(self, ready: Launchable, measured: Measured, question: Question, views: Tensors) -> None:
         """Raise a SlowLaunchError if the host takes longer to launch a short kernel than to call PyTorch."""
-        times = measured.times
-        if question.options.pinned(self.op.name) or times.median_us > SHORT_US:
+        share = _share(question, measured)
+        kernel_us, eager_us = measured.times.median_us * share, measured.times.eager_us * share
+        if question.options.pinned(self.op.name) or kernel_us > SHORT_US:
             return
         parameters = dict(question.workload.parameters)
         with torch.inference_mode(False), torch.no_grad():
@@ -282,8 +283,8 @@ class Decider:
             inputs = _of_usual_mode(tuple(map(as_kernel_reads, views, shapes)))
             ours = self.machine.host_us(self._known_call(ready, question.workload, inputs, shapes))
             theirs = self.machine.host_us(lambda: by_pytorch(self.op, inputs, parameters))
-        theirs = max(theirs, times.eager_us)
-        if max(ours, times.median_us) >= theirs:
+        theirs = max(theirs, eager_us)
+        if max(ours, kernel_us) > theirs:
             raise SlowLaunchError(f"launching it takes {ours:.0f} us of the host's time, and PyTorch {theirs:.0f} us")
 
     def _known_call(
@@ -324,11 +325,12 @@ class Decider:
 
 
 def _saves_us(choice: Choice, question: Question) -> float:
-    """Return the time by which a kernel was faster than its alternative; infinity if the kernel was requested."""
+    """Return the time by which a kernel is faster than its alternative; infinity if the kernel was requested."""
     if question.options.pinned(question.op):
         return math.inf
     times = choice.measured.times
-    return (times.baseline_us if question.compiled else times.eager_us) - times.median_us
+    alternative_us = times.baseline_us if question.compiled else times.eager_us
+    return (alternative_us - times.median_us) * _share(question, choice.measured)
 
 
 def _reason(measured: Measured, question: Question) -> str:

@@ -46,10 +46,16 @@ class Call(NamedTuple):
     finish: Callable[[tuple[Tensor, ...]], Any]
     # bytes of results that `finish` copies or adds to; the kernel must save more time than that takes
     after_bytes: int = 0
-    changes: bool = False  # whether `finish` changes tensors of the caller, such as running statistics
+    # pairs of an output and the view to which `finish` copies it, a tensor of the caller such as running statistics
+    records: tuple[tuple[int, int], ...] = ()
     # A tensor of the caller, its replacement among the views, and the function that creates the replacement, if the
     # gradients differ.
     replaced: tuple[Tensor, Tensor, Callable[[Tensor], Tensor]] | None = None
+
+    def recorded(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
+        """Return the places among the caller's tensors to which outputs are copied; -1 if a view is not one of them."""
+        views = [self.views[at] for _, at in self.records]
+        return tuple([next((at for at, x in enumerate(tensors) if x is view), -1) for view in views])
 
 
 # Arguments of the calls of which another call is composed. The generator is sent the result of each, and returns the

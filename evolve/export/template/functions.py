@@ -1,9 +1,7 @@
 """Functions of an exported package: a kernel where one wins, and PyTorch's function of the same arguments elsewhere."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from itertools import starmap
 from typing import Any
@@ -15,7 +13,7 @@ from torch.compiler import is_dynamo_compiling
 
 from evolve.export.template import choosing
 from evolve.export.template.arrays import called_with_arrays, is_foreign
-from evolve.export.template.deciding import SHORT_US, Decision
+from evolve.export.template.deciding import Decision
 from evolve.export.template.dispatch import Explanation, Primitive
 from evolve.export.template.forms import NOTHING_LOST, Call, Form, Lost, Parts, Scalars, cast, whole, with_fixed_numbers
 from evolve.export.template.learning import runnable
@@ -30,34 +28,17 @@ from evolve.export.template.plans import (
     saves,
     tensors_in,
     with_casts,
+    with_records,
     with_replaced,
 )
 from evolve.export.template.registering import Registry
+from evolve.export.template.trials import Attempt, Given, is_tried, takes_longer, unplanned
 from evolve.export.template.unrolled import ELSEWHERE, REFUSALS, Kinds, Run, by_pytorch
 from reference_ops.op import Number, Op
 
 COUNTERS = frozenset(choosing.COUNTERS)  # a call with one of these parameters is not made twice
-Given = tuple[tuple[Any, ...], Mapping[str, Any]]  # the arguments of a call
 NOT_EXPORTED = "the package has no kernel for it"
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """The outcome of a call: its result or ELSEWHERE, and the op's call, decision and outputs if a kernel ran."""
-
-    result: Any
-    call: Call | None = None
-    place: int = 0  # place of the op's call among those to which the function's call may be lowered
-    decision: Decision | None = None
-    outputs: tuple[Tensor, ...] = ()
-    is_whole: bool = True  # whether the call is not composed of other calls
-    is_slow: bool = False  # PyTorch runs because launching the kernel takes the host too long
-    given: tuple[Tensor, ...] = ()  # the tensors of the call after autocast
-
-
-def unplanned(*_tensors: Tensor) -> Any:
-    """The plan of a call that must be lowered and decided each time."""
-    return None
+LOST = "at the first call it took longer than PyTorch, with the host's time and the backward"
 
 
 class Function:
@@ -74,6 +55,7 @@ class Function:
         self.primitives = {name: primitives[name] for name in form.ops if name in primitives}
         self._plans: dict[Key | None, Run] = {}
         self._decided: dict[Key | None, tuple[int, Run]] = {}  # decisions for calls that have no plan
+        self._slow: set[Key | None] = set()  # calls that took longer by kernels than by PyTorch
         self._kinds = Kinds()
         self._of_shapes, self._pytorch = self._kinds.known, form.pytorch
         self.recall = self._kinds.recall  # like `attempt`, but returns None for a call of an unknown kind
@@ -122,11 +104,15 @@ class Function:
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
                 self._decided.clear()
-            plan = self._planned(tensors, found)
+                self._slow.clear()
+            records = found.call.records if found.call else ()
+            # a checkpoint would find that the repeated call saves other tensors
+            plan = unplanned if records and saves() is not None else self._planned(tensors, found)
             if plan is unplanned and found.call and found.decision and COUNTERS.isdisjoint(found.call.parameters):
                 self._decided[key] = found.place, self._launch(found.call, found.decision, found.outputs)
-                if found.call.changes and self._is_slow(arguments, named, found.call, found.decision, key):
-                    plan = self._pytorch_unless_captured
+            if self._loses((arguments, named), found, plan, key):
+                plan = self._pytorch_unless_captured
+                self._slow.add(key)
             self._plans[key] = plan
             if plan is not unplanned:
                 self._kinds.remember(arguments, named, tensors, plan, self._uses_tf32)
@@ -139,7 +125,7 @@ class Function:
     def _can_repeat(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
         """Return whether a call that requires gradients leaves the caller's tensors unchanged."""
         calls = self._lowered(arguments, named)
-        return torch.is_grad_enabled() and (isinstance(calls, str) or not any(call.changes for call in calls))
+        return torch.is_grad_enabled() and (isinstance(calls, str) or not any(call.records for call in calls))
 
     def _attempted(
         self, arguments: tuple[Any, ...], named: Mapping[str, Any], decided: tuple[int, Run] | None = None
@@ -178,21 +164,21 @@ class Function:
         known = runnable(decision.ready, made, call.views, primitive.gradients) if decision.ready else None
         return known or partial(_launched, primitive, decision, call.parameters)
 
-    def _is_slow(
-        self, arguments: tuple[Any, ...], named: Mapping[str, Any], call: Call, decision: Decision, key: Key | None
-    ) -> bool:
-        """Return whether a call without a plan, which is lowered each time, takes the host too long.
-
-        The decision counts only the launch of the kernel.
-        """
-        if decision.kernel_us > SHORT_US or math.isinf(decision.saves_us):
+    def _loses(self, given: Given, found: Attempt, plan: Run, key: Key) -> bool:
+        """Return whether the call that was just made takes longer than PyTorch's."""
+        if not found.call or not is_tried(found, plan):
             return False
-        host_us = self.primitives[call.op].machine.host_us
-        with torch.inference_mode(False), torch.no_grad():
-            given, others = tuple(map(_copied, arguments)), {name: _copied(value) for name, value in named.items()}
-            ours = host_us(lambda: self._attempted(given, others, self._decided[key]))
-            theirs = host_us(lambda: self.form.pytorch(*given, **others))
-        return max(ours, decision.kernel_us) >= max(theirs, decision.kernel_us + decision.saves_us)
+        decided, changed = self._decided.get(key), {id(found.call.views[at]) for _, at in found.call.records}
+
+        def ours(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+            if plan is unplanned:
+                return self._attempted(arguments, named, decided).result
+            return plan(*tensors_in((*arguments, *named.values())))
+
+        def theirs(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+            return self.form.pytorch(*arguments, **named)
+
+        return takes_longer(ours, theirs, given, changed, self.primitives[found.call.op].machine.device_us)
 
     def _planned(self, tensors: Sequence[Tensor], found: Attempt) -> Run:
         """Return the plan of a call that was just made."""
@@ -202,14 +188,17 @@ class Function:
             return self._pytorch_unless_captured if found.is_slow else by_pytorch
         if call is None or decision is None or not decision.ready:
             return unplanned
-        if call.changes or not COUNTERS.isdisjoint(call.parameters):
+        recorded = call.recorded(found.given)
+        if -1 in recorded or not COUNTERS.isdisjoint(call.parameters):
             return unplanned
         reads = tuple(starmap(Reading, zip(call.views, decision.inputs, strict=True)))
-        made = Made(reads, found.outputs, found.result, call.parameters)
+        result = (found.result, *[found.outputs[at] for at, _ in call.records]) if call.records else found.result
+        made = Made(reads, found.outputs, result, call.parameters)
         given = [call.replaced[1] if call.replaced and x is call.replaced[0] else x for x in found.given]
         run = runnable(decision.ready, made, given, self.primitives[call.op].gradients)
         if run and call.replaced:
             run = partial(with_replaced, run, [x is call.replaced[1] for x in given].index(True), call.replaced[2])
+        run = partial(with_records, run, recorded) if run and recorded else run
         casts = [None if x is own else own.dtype for x, own in zip(tensors, found.given, strict=True)]
         return partial(with_casts, run, casts) if run and any(casts) else run or unplanned
 
@@ -276,6 +265,8 @@ class Function:
         """Return the kernel that a call would run, if any, and the reason."""
         if any(map(overrides, (*arguments, *named.values()))):
             return Explanation(self.form.name, "", "an argument overrides PyTorch's functions")
+        if self._slow and key_of(arguments, named, []) in self._slow:
+            return Explanation(self.form.name, "", LOST)
         calls = self._lowered(arguments, named)
         if isinstance(calls, str):
             parts = self._parts(arguments, named)
@@ -316,11 +307,6 @@ class Function:
         if to is torch.float64:
             return arguments, named
         return cast(arguments, to), {name: cast(value, to) for name, value in named.items()}
-
-
-def _copied(value: Any) -> Any:
-    """Return a copy of a tensor, which a call may change."""
-    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def _launched(primitive: Primitive, decision: Decision, parameters: Mapping[str, Number], *views: Tensor) -> Any:

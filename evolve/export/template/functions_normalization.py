@@ -20,6 +20,7 @@ from evolve.export.template.forms import (
     first,
     has_channels_last,
 )
+from evolve.export.template.plans import record
 
 NOT_AFFINE = "there is no weight or bias, which the kernels require"
 IMAGE = 4  # dims of a batch of images
@@ -126,25 +127,6 @@ def batch_norm(
     return _of_this_batch("batch_norm", input, (weight, bias, running_mean, running_var), momentum, eps)
 
 
-def _record(statistics: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> None:
-    """Write running statistics as PyTorch does, which does not count this as a change of the tensors.
-
-    Otherwise the backward of an earlier call would fail if PyTorch made that call and kept the statistics.
-    """
-    if torch.compiler.is_compiling():
-        with torch.no_grad():
-            for statistic, value in zip(statistics, new, strict=True):
-                statistic.copy_(value)
-        return
-    of_inference = [statistic.is_inference() for statistic in statistics]
-    if all(is_one is torch.is_inference_mode_enabled() for is_one in of_inference):  # entering the mode takes time
-        torch._foreach_copy_([statistic.data for statistic in statistics], new)
-        return
-    for statistic, value, is_one in zip(statistics, new, of_inference, strict=True):
-        with torch.inference_mode(is_one):
-            statistic.data.copy_(value)
-
-
 def _of_this_batch(op: str, x: Tensor, others: tuple[Tensor, ...], momentum: float, eps: float) -> Call | str:
     """Return the call of an op that normalises with a batch's own statistics, and records them."""
     running_mean, running_var = others[2:]
@@ -152,10 +134,10 @@ def _of_this_batch(op: str, x: Tensor, others: tuple[Tensor, ...], momentum: flo
         return "the running statistics share memory"
 
     def finish(outputs: tuple[Tensor, ...]) -> Tensor:
-        _record((running_mean, running_var), outputs[1:3])
+        record((running_mean, running_var), outputs[1:3])
         return outputs[0].view(x.shape)
 
-    return Call(op, (_as_image(x), *others), {"momentum": momentum, "eps": eps}, finish, changes=True)
+    return Call(op, (_as_image(x), *others), {"momentum": momentum, "eps": eps}, finish, records=((1, 3), (2, 4)))
 
 
 def batch_norm_relu(

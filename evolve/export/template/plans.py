@@ -110,6 +110,34 @@ def with_casts(run: Run, casts: Sequence[torch.dtype | None], *tensors: Tensor) 
     return run(*[x if to is None else x.to(to) for x, to in zip(tensors, casts, strict=True)])
 
 
+def with_records(run: Run, statistics: Sequence[int], *tensors: Tensor) -> Any:
+    """Run a plan, copy its outputs other than the first to these tensors of the call, and return the first."""
+    found = run(*tensors)
+    if found is None:
+        return None
+    record([tensors[at] for at in statistics], found[1:])
+    return found[0]
+
+
+def record(statistics: Sequence[Tensor], new: Sequence[Tensor]) -> None:
+    """Write running statistics as PyTorch does, which does not count this as a change of the tensors.
+
+    Otherwise the backward of an earlier call would fail if PyTorch made that call and kept the statistics.
+    """
+    if torch.compiler.is_compiling():
+        with torch.no_grad():
+            for statistic, value in zip(statistics, new, strict=True):
+                statistic.copy_(value)
+        return
+    of_inference = [statistic.is_inference() for statistic in statistics]
+    if all(is_one is torch.is_inference_mode_enabled() for is_one in of_inference):  # entering the mode takes time
+        torch._foreach_copy_([statistic.data for statistic in statistics], list(new))
+        return
+    for statistic, value, is_one in zip(statistics, new, of_inference, strict=True):
+        with torch.inference_mode(is_one):
+            statistic.data.copy_(value)
+
+
 def overrides(x: Any) -> bool:
     """Return whether an argument overrides PyTorch's functions, as a subclass or a variable that fx traces does."""
     kind = type(x)

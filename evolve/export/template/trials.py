@@ -1,0 +1,98 @@
+"""Trial of a call: whether it takes longer by kernels than by PyTorch, with its backward and the time of the host."""
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evolve.export.template.deciding import SHORT_US, Decision
+from evolve.export.template.forms import Call
+from evolve.export.template.plans import saves, tensors_in
+from evolve.export.template.unrolled import Run
+
+Given = tuple[tuple[Any, ...], Mapping[str, Any]]  # the arguments of a call
+Made = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
+Timer = Callable[[Callable[[], object], torch.device], float]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The outcome of a call: its result or ELSEWHERE, and the op's call, decision and outputs if a kernel ran."""
+
+    result: Any
+    call: Call | None = None
+    place: int = 0  # place of the op's call among those to which the function's call may be lowered
+    decision: Decision | None = None
+    outputs: tuple[Tensor, ...] = ()
+    is_whole: bool = True  # whether the call is not composed of other calls
+    is_slow: bool = False  # PyTorch runs because launching the kernel takes the host too long
+    given: tuple[Tensor, ...] = ()  # the tensors of the call after autocast
+
+
+def unplanned(*_tensors: Tensor) -> Any:
+    """The plan of a call that must be lowered and decided each time."""
+    return None
+
+
+def is_tried(found: Attempt, plan: Run) -> bool:
+    """Return whether a call is tried: its kernel is short, and the time of its launch is not all that counts.
+
+    That is so for a call that requires gradients, and for one that changes tensors of the caller.
+    """
+    call, decision = found.call, found.decision
+    if not call or not decision or decision.kernel_us > SHORT_US or math.isinf(decision.saves_us):
+        return False
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in found.given)
+    return bool(call.records) or (learns and plan is not unplanned)
+
+
+def takes_longer(ours: Made, theirs: Made, given: Given, changed: Collection[int], timer: Timer) -> bool:
+    """Return whether the first call takes longer than the second one, with the backward if it requires gradients.
+
+    `changed` holds the ids of tensors that the calls change; these are copied. Hooks for saved tensors would count the
+    calls, so with them nothing is tried.
+    """
+    if saves() is not None:
+        return False
+    learns = torch.is_grad_enabled()
+    with (
+        suppress(torch.OutOfMemoryError),
+        torch._C.DisableTorchFunction(),  # noqa: SLF001 - there is no public way
+        torch.inference_mode(False),
+        torch.set_grad_enabled(learns),
+    ):
+        arguments, named = (_apart(values, changed) for values in (given[0], tuple(given[1].values())))
+        names = dict(zip(given[1], named, strict=True))
+        tensors = list(tensors_in((*arguments, *named)))
+        learning = [x for x in tensors if learns and x.requires_grad]
+        gradients: list[Tensor] = []
+
+        def timed(call: Made) -> float:
+            return timer(lambda: _with_backward(call(arguments, names), learning, gradients), tensors[0].device)
+
+        return timed(ours) > timed(theirs)
+    return False
+
+
+def _apart(values: tuple[Any, ...], changed: Collection[int]) -> tuple[Any, ...]:
+    """Return the arguments with leaves of autograd in place of tensors, which share their memory if nothing changes."""
+
+    def one(x: Any) -> Any:
+        if isinstance(x, Tensor):
+            copied = x.detach().clone() if id(x) in changed or x.is_inference() else x.detach()
+            return copied.requires_grad_(x.requires_grad)
+        return type(x)(map(one, x)) if type(x) in {tuple, list} else x
+
+    return tuple(map(one, values))
+
+
+def _with_backward(result: Any, learning: list[Tensor], gradients: list[Tensor]) -> None:
+    """Compute the gradients of a result, of which those of its tensors are made once."""
+    outputs = [x for x in tensors_in([result]) if x.requires_grad] if learning else []
+    if outputs:
+        gradients.extend(torch.ones_like(out) for out in outputs[len(gradients) :])
+        torch.autograd.grad(outputs, learning, gradients[: len(outputs)], allow_unused=True)
