@@ -119,8 +119,9 @@ PyTorch's own error at the same dtype. The sanitizer is NVIDIA's compute-sanitiz
 - With `options(autotune=True)`, like `cudnn.benchmark`, the first call for new sizes times the kernels and PyTorch on
   this GPU instead, and the fastest runs. The cache on disk stores the choice for this GPU, driver, PyTorch and package.
 - In eager code, the kernel was faster than eager PyTorch; in a graph of torch.compile, also faster than the compiler's
-  code. The host must also launch a kernel of less than 60 us in less time than PyTorch's. Choices are logged at debug
-  level.
+  code. The host must also launch a kernel of less than 60 us in less time than PyTorch's. The first call of such a
+  kernel that requires gradients, or records running statistics, is timed with its backward, by kernels and by PyTorch.
+  Choices are logged at debug level.
 
 Compiled kernels (cubins) come with the package for the GPUs and sizes that were measured. For other sizes a kernel is
 compiled at the first call that needs it, in a few hundredths of a second, and stored in a cache on disk:
