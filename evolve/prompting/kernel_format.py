@@ -126,7 +126,7 @@ headers of your own.
 thread 0 calls __threadfence() and atomicAdd, waits until all blocks have been counted, calls __threadfence() again, \
 and then __syncthreads(). In other launches, a block may wait only for lower tickets, which blocks draw by atomicAdd. \
 Values that a block writes for other blocks need __threadfence() before the count or flag that announces them, and no \
-__ldg in the same launch.
+__ldg in the same launch. A loop that waits reads through a volatile pointer: the compiler may move __ldcv out of it.
 - Tensors are contiguous and row-major, and like workspace begin at a multiple of 16 bytes, so a 16-byte \
 access (float4, uint4, or a struct alignas(16)) inside a row needs `cols * itemsize(x) % 16 == 0`; a struct may still \
 be stored in parts, unlike a uint4 by __stcs. Index with long long where a tensor may exceed 2^31 elements.
