@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from evolve.export.families import forms
 from evolve.export.template import cached
-from evolve.export.template.dispatch import Primitive
+from evolve.export.template.dispatch import Primitive, gradients_of
 from evolve.export.template.functions import Function
 from evolve.export.template.options import options
 from reference_ops import catalog
@@ -117,6 +117,39 @@ def test_a_short_kernel_with_gradients_runs_if_that_takes_less_time_with_the_bac
     reason = called.explain((x, -1), {}).reason
     assert ("took longer than PyTorch" in reason) == (not runs)
     assert called.explain((x.detach(), -1), {}).kernel
+
+
+@pytest.mark.parametrize(("rows", "ours_us", "runs"), [((2, 1), 500.0, False), ((1, 2), 90.0, True)])
+def test_a_trial_also_tells_for_larger_calls_if_it_is_won_and_for_smaller_ones_if_it_is_lost(
+    tmp_path: Path, rows: tuple[int, int], ours_us: float, runs: bool
+) -> None:
+    machine = tried(ours_us, 100.0)  # of one trial
+    forward = softmax(tmp_path, machine, median_us=20.0, rows=8)
+    backward = primitives(["softmax_backward"], tmp_path, machine)["softmax_backward"]
+    found = {"softmax": forward, "softmax_backward": backward}
+    forward.gradients = gradients_of(SOFTMAX, {name: one.op for name, one in found.items()}, found, machine)
+    form = {form.name: form for form in forms()}["softmax"]
+    called, planned = Function(form, found), []
+    for count in rows:
+        for _ in range(2):
+            x = torch.randn(count, 8, requires_grad=True)
+            torch.testing.assert_close(called(x, -1), torch.softmax(x, -1))
+        planned.append(len(machine.planned_launches))
+    assert (planned[1] > planned[0]) == runs
+
+
+def test_a_call_whose_backward_fails_in_pytorch_runs_its_kernel(tmp_path: Path) -> None:
+    machine = tried(90.0)
+
+    def fails(*_: object) -> torch.Tensor:
+        raise RuntimeError("does not have a deterministic implementation")
+
+    called = function(tmp_path, "softmax", machine, "softmax", "softmax_backward")
+    called = Function(replace(called.form, pytorch=fails), called.primitives)
+    for _ in range(2):
+        x = torch.randn(4, 8, requires_grad=True)
+        torch.testing.assert_close(called(x, -1), torch.softmax(x, -1))
+    assert machine.planned_launches
 
 
 def test_nothing_is_tried_while_hooks_take_the_tensors_that_are_saved(tmp_path: Path) -> None:

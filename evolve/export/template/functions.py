@@ -32,7 +32,7 @@ from evolve.export.template.plans import (
     with_replaced,
 )
 from evolve.export.template.registering import Registry
-from evolve.export.template.trials import Attempt, Given, is_tried, takes_longer, unplanned
+from evolve.export.template.trials import Attempt, Given, Trials, is_tried, takes_longer, unplanned
 from evolve.export.template.unrolled import ELSEWHERE, REFUSALS, Kinds, Run, by_pytorch
 from reference_ops.op import Number, Op
 
@@ -55,6 +55,7 @@ class Function:
         self.primitives = {name: primitives[name] for name in form.ops if name in primitives}
         self._plans: dict[Key | None, Run] = {}
         self._decided: dict[Key | None, tuple[int, Run]] = {}  # decisions for calls that have no plan
+        self._trials = Trials()
         self._slow: set[Key | None] = set()  # calls that took longer by kernels than by PyTorch
         self._kinds = Kinds()
         self._of_shapes, self._pytorch = self._kinds.known, form.pytorch
@@ -178,7 +179,8 @@ class Function:
         def theirs(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
             return self.form.pytorch(*arguments, **named)
 
-        return takes_longer(ours, theirs, given, changed, self.primitives[found.call.op].machine.device_us)
+        timer = self.primitives[found.call.op].machine.device_us
+        return self._trials.loses(found, lambda: takes_longer(ours, theirs, given, changed, timer))
 
     def _planned(self, tensors: Sequence[Tensor], found: Attempt) -> Run:
         """Return the plan of a call that was just made."""

@@ -1,7 +1,7 @@
-"""Trial of a call: whether it takes longer by kernels than by PyTorch, with its backward and the time of the host."""
+"""Trials of calls: whether one takes longer by kernels than by PyTorch, with its backward and the time of the host."""
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -41,26 +41,56 @@ def unplanned(*_tensors: Tensor) -> Any:
 def is_tried(found: Attempt, plan: Run) -> bool:
     """Return whether a call is tried: its kernel is short, and the time of its launch is not all that counts.
 
-    That is so for a call that requires gradients, and for one that changes tensors of the caller.
+    That is so for a call that requires gradients, and for one that changes tensors of the caller. Hooks for saved
+    tensors would count the calls of a trial, so with them nothing is tried.
     """
     call, decision = found.call, found.decision
     if not call or not decision or decision.kernel_us > SHORT_US or math.isinf(decision.saves_us):
         return False
-    learns = torch.is_grad_enabled() and any(x.requires_grad for x in found.given)
-    return bool(call.records) or (learns and plan is not unplanned)
+    return (bool(call.records) or (_learns(found) and plan is not unplanned)) and saves() is None
+
+
+def _learns(found: Attempt) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in found.given)
+
+
+class Trials:
+    """Outcomes of trials.
+
+    A kernel that won with some dtypes and gradients also wins where it saves more time, and one that lost also loses
+    where it saves less, because the time of the host does not depend on sizes.
+    """
+
+    def __init__(self) -> None:
+        self._bounds: dict[
+            Hashable, tuple[float, float]
+        ] = {}  # the most that a losing call saved, the least of a winner
+
+    def loses(self, found: Attempt, takes_longer: Callable[[], bool]) -> bool:
+        """Return whether a call by a kernel takes longer than PyTorch's, which is tried only if it is not known."""
+        if not found.call or not found.decision:
+            return False
+        kinds = tuple([(x.dtype, x.requires_grad) for x in found.given])
+        kind, saves_us = (found.call.op, found.decision.kernel, kinds, _learns(found)), found.decision.saves_us
+        lost, won = self._bounds.get(kind, (-math.inf, math.inf))
+        if lost < saves_us < won:
+            if takes_longer():
+                lost = saves_us
+            else:
+                won = saves_us
+            self._bounds[kind] = lost, won
+        return saves_us <= lost
 
 
 def takes_longer(ours: Made, theirs: Made, given: Given, changed: Collection[int], timer: Timer) -> bool:
     """Return whether the first call takes longer than the second one, with the backward if it requires gradients.
 
-    `changed` holds the ids of tensors that the calls change; these are copied. Hooks for saved tensors would count the
-    calls, so with them nothing is tried.
+    `changed` holds the ids of tensors that the calls change; these are copied. The answer is no if a call fails, as
+    PyTorch's backward may under deterministic algorithms, or for want of memory.
     """
-    if saves() is not None:
-        return False
     learns = torch.is_grad_enabled()
     with (
-        suppress(torch.OutOfMemoryError),
+        suppress(RuntimeError),
         torch._C.DisableTorchFunction(),  # noqa: SLF001 - there is no public way
         torch.inference_mode(False),
         torch.set_grad_enabled(learns),
