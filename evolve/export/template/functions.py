@@ -167,9 +167,11 @@ class Function:
 
     def _loses(self, given: Given, found: Attempt, plan: Run, key: Key) -> bool:
         """Return whether the call that was just made takes longer than PyTorch's."""
-        if not found.call or not is_tried(found, plan):
+        recorded = found.call.recorded(found.given) if found.call else ()
+        if not found.call or -1 in recorded or not is_tried(found, plan):
             return False
-        decided, changed = self._decided.get(key), {id(found.call.views[at]) for _, at in found.call.records}
+        tensors, decided = list(tensors_in((*given[0], *given[1].values()))), self._decided.get(key)
+        changed = {id(tensors[at]) for at in recorded}
 
         def ours(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
             if plan is unplanned:
