@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 import torch  # noqa: E402
-from gpu_records import H200, exported, imported  # noqa: E402
+from gpu_records import H200, LONGER, exported, imported  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
@@ -263,7 +263,7 @@ def main() -> int:
 def _package(given: Path | None, folder: Path, device: torch.device) -> ModuleType:
     if given is None:
         card = Gpus().info(device) if device.type == "cuda" else H200
-        exported(folder, *OPS, device=card)
+        exported(folder, *OPS, device=card, longer=LONGER)
         given = folder / "out"
     return imported(given, "primitives")
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 import torch  # noqa: E402
-from gpu_records import H200, archive_of, confirmed, everywhere, ops, simple  # noqa: E402
+from gpu_records import H200, LONGER, archive_of, confirmed, everywhere, ops, prolonged, simple  # noqa: E402
 
 from archive.kernel import Kernel  # noqa: E402
 from archive.records import Evaluation  # noqa: E402
@@ -43,7 +43,8 @@ def main() -> int:
     records: list[Kernel | Evaluation] = []
     for name in names:
         kernel = simple(name)
-        records += [kernel, confirmed(kernel, everywhere(catalog.load(name), 50.0), device)]
+        evaluation = confirmed(kernel, everywhere(catalog.load(name), 50.0), device)
+        records += [kernel, prolonged(evaluation, LONGER)]
     with tempfile.TemporaryDirectory() as folder:
         out, start = Path(folder, "out"), time.perf_counter()
         report = export(archive_of(Path(folder), *records), ops(*names), out, packing=Packing(cubins=given.cubins))

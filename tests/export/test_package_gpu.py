@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_records import exported
+from gpu_records import LONGER, exported
 
 from archive.records import DeviceInfo
 
@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     properties = torch.cuda.get_device_properties(0)
     limits = (properties.multi_processor_count, properties.shared_memory_per_block)
     device = DeviceInfo("cuda", properties.name, f"sm_{properties.major}{properties.minor}", *limits)
-    exported(folder, "softmax", "rms_norm", "topk", package="primitives_on_gpu", device=device)
+    exported(folder, "softmax", "rms_norm", "topk", package="primitives_on_gpu", device=device, longer=LONGER)
     return folder / "out"
 
 

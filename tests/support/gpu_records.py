@@ -19,6 +19,7 @@ H200 = DeviceInfo("cuda", "NVIDIA H200", "sm_90a", 132, 232_448)
 A100 = DeviceInfo("cuda", "NVIDIA A100", "sm_80", 108, 166_912)
 EMULATOR = DeviceInfo("emulated", "emulated", "host", 4, 49_152)
 PYTORCH_US = 100.0
+LONGER = 1e6  # times that are longer by this factor let kernels win at any size, whatever the host takes
 
 
 def times(workload: str, median_us: float, width: float = 0.02) -> Measurement:
@@ -46,6 +47,14 @@ def confirmed(kernel: Kernel, medians_us: Mapping[str, float], device: DeviceInf
     )
 
 
+def prolonged(evaluation: Evaluation, factor: float) -> Evaluation:
+    """Return the evaluation with times of the kernel and of PyTorch that are longer by this factor."""
+    names = ("median_us", "low_us", "high_us", "eager_us", "compile_us")
+    measured = [{name: getattr(one, name) * factor for name in names} for one in evaluation.measurements]
+    pairs = zip(evaluation.measurements, measured, strict=True)
+    return replace(evaluation, measurements=tuple(replace(one, **times) for one, times in pairs))
+
+
 def passed(kernel: Kernel, medians_us: Mapping[str, float], device: DeviceInfo = H200) -> Evaluation:
     measurements = tuple(times(workload, median) for workload, median in medians_us.items())
     return Evaluation(kernel.id, kernel.op, device, Outcome.PASSED, "", measurements, deterministic=True)
@@ -70,12 +79,17 @@ def ops(*names: str) -> list[tuple[Op, Path]]:
     return [(catalog.load(name), catalog.locate(name)) for name in names]
 
 
-def exported(folder: Path, *names: str, package: str = "primitives", device: DeviceInfo = H200) -> ExportReport:
-    """Export a package in which the simple kernel of each op wins on every workload."""
+def exported(
+    folder: Path, *names: str, package: str = "primitives", device: DeviceInfo = H200, longer: float = 1.0
+) -> ExportReport:
+    """Export a package in which the simple kernel of each op wins on every workload.
+
+    With `longer`, all times are longer by this factor, so that kernels also win at much smaller sizes.
+    """
     records: list[Kernel | Evaluation] = []
     for name in names:
         kernel = simple(name)
-        records += [kernel, confirmed(kernel, everywhere(catalog.load(name), 50.0), device)]
+        records += [kernel, prolonged(confirmed(kernel, everywhere(catalog.load(name), 50.0), device), longer)]
     return export(archive_of(folder, *records), ops(*names), folder / "out", package)
 
 
