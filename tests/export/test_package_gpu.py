@@ -35,11 +35,22 @@ def kernel(name, *arguments, **named):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("package")
+    """Return the folder of a package whose kernels win at any size."""
+    return package(tmp_path_factory.mktemp("package"), "softmax", "rms_norm", "topk", longer=LONGER)
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a package whose kernels are so short that the host's time counts."""
+    names = ("softmax", "softmax_backward", "batch_norm", "batch_norm_backward")
+    return package(tmp_path_factory.mktemp("short"), *names, longer=1.0)
+
+
+def package(folder: Path, *names: str, longer: float) -> Path:
     properties = torch.cuda.get_device_properties(0)
     limits = (properties.multi_processor_count, properties.shared_memory_per_block)
     device = DeviceInfo("cuda", properties.name, f"sm_{properties.major}{properties.minor}", *limits)
-    exported(folder, "softmax", "rms_norm", "topk", package="primitives_on_gpu", device=device, longer=LONGER)
+    exported(folder, *names, package="primitives_on_gpu", device=device, longer=longer)
     return folder / "out"
 
 
@@ -159,6 +170,40 @@ primitives.softmax(x, -1)[:, 0].sum().backward()
 assert x.grad is not None
 with torch.no_grad():
     assert kernel("softmax", x, -1)
+""",
+    )
+
+
+def test_a_short_call_with_gradients_is_tried_and_has_the_gradients_of_pytorch(short: Path) -> None:
+    run(
+        short,
+        """
+for _ in range(4):
+    x, grad = (rows(512, 1024, dtype=torch.float32) for _ in range(2))
+    x.requires_grad_()
+    got, exact = (torch.autograd.grad(f(x, -1), x, grad)[0] for f in (primitives.softmax, torch.softmax))
+    torch.testing.assert_close(got, exact)
+found = primitives.explain("softmax", x, -1)
+assert found.kernel or "host's time" in found.reason, found
+""",
+    )
+
+
+def test_the_trial_of_a_batch_norm_leaves_its_statistics_alone(short: Path) -> None:
+    run(
+        short,
+        """
+ours, theirs = ([torch.zeros(32, device="cuda"), torch.ones(32, device="cuda")] for _ in range(2))
+weight, bias = (rows(32, dtype=torch.float32).requires_grad_() for _ in range(2))
+for _ in range(4):
+    x, grad = (rows(16, 32, 28, 28, dtype=torch.float32) for _ in range(2))
+    x.requires_grad_()
+    exact = torch.nn.functional.batch_norm(x, *theirs, weight, bias, True)
+    out = primitives.batch_norm(x, *ours, weight, bias, True)
+    torch.testing.assert_close(out, exact, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours, theirs)
+    got, expected = (torch.autograd.grad(one, (x, weight, bias), grad) for one in (out, exact))
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
 """,
     )
 
