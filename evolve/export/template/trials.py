@@ -1,4 +1,7 @@
-"""Trials of calls: whether one takes longer by kernels than by PyTorch, with its backward and the time of the host."""
+"""Attempts of calls by kernels, and trials: whether a call takes longer by kernels than by PyTorch.
+
+A trial counts the backward and the time of the host.
+"""
 
 import math
 from collections.abc import Callable, Collection, Hashable, Mapping
@@ -15,7 +18,6 @@ from evolve.export.template.plans import saves, tensors_in
 from evolve.export.template.unrolled import Run
 
 Given = tuple[tuple[Any, ...], Mapping[str, Any]]  # the arguments of a call
-Made = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
 Timer = Callable[[Callable[[], object], torch.device], float]
 
 
@@ -82,7 +84,7 @@ class Trials:
         return saves_us <= lost
 
 
-def takes_longer(ours: Made, theirs: Made, given: Given, changed: Collection[int], timer: Timer) -> bool:
+def takes_longer(ours: Run, theirs: Run, given: Given, changed: Collection[int], timer: Timer) -> bool:
     """Return whether the first call takes longer than the second one, with the backward if it requires gradients.
 
     `changed` holds the ids of tensors that the calls change; these are copied. The answer is no if a call fails, as
@@ -101,7 +103,7 @@ def takes_longer(ours: Made, theirs: Made, given: Given, changed: Collection[int
         learning = [x for x in tensors if learns and x.requires_grad]
         gradients: list[Tensor] = []
 
-        def timed(call: Made) -> float:
+        def timed(call: Run) -> float:
             return timer(lambda: _with_backward(call(arguments, names), learning, gradients), tensors[0].device)
 
         return timed(ours) > timed(theirs)
