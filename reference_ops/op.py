@@ -142,6 +142,7 @@ class Tolerance:
     outputs are positive and users take their logarithms, so the relative error of each output is also limited. With
     `recurrent`, the first dim of an output counts the steps of a sequence, each of which passes its errors to the next.
     The product of the dims `independent` is the number of sums of a call, if a sum affects more than a row of results.
+    `products` is a dim over which tensor cores may sum products of 16 bits.
     """
 
     factor: float = 2.0
@@ -153,6 +154,7 @@ class Tolerance:
     relative: bool = False
     recurrent: bool = False
     independent: tuple[str, ...] = ()
+    products: str = ""
 
 
 @dataclass(frozen=True)

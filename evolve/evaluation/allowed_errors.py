@@ -17,6 +17,7 @@ FLOOR_ROUNDINGS = 0.25  # at the output's magnitude; PyTorch's error is smaller 
 BIAS, BIAS_WHEN_ALIKE = 1 / 32, 1 / 16  # share of the roundings that do not cancel: twice the share measured
 THREADS, PAIRS = 256, 8  # threads of a block that sums a row, and additions of pairs that follow
 SHORT_ROW, IN_TURN = 1024, 1 / 4  # adding n terms one after the other has an error of 0.26 * sqrt(n) roundings
+AT_ONCE = 16  # products that a tensor core adds at once
 LANES = 32  # lanes of the warp that adds up a longer row
 LONG_ROW = 4096  # terms of similar size that a single thread may add up
 TINY, SMALLEST_NORMAL = 1e-38, 2.0**-126
@@ -62,6 +63,16 @@ def summed(terms: int, *, alike: bool, running: bool = False) -> Sums:
     usual = max(2 * IN_TURN * math.sqrt(chain), chain * BIAS, in_turn)
     worst = max(math.sqrt(row), row * one_way)
     return Sums(FLOAT32_UNIT * max(usual, roundings), FLOAT32_UNIT * max(worst, roundings), roundings)
+
+
+def cut_off(products: int) -> float:
+    """Return the relative error that is allowed on average for a sum of products of 16 bits by tensor cores.
+
+    A tensor core aligns 16 products and the sum so far with the largest of them, and cuts off bits, always towards
+    zero. On an H200, sums of 128 positive products err by 8 roundings of float32 in float16 and by 3 in bfloat16, sums
+    of 64 products by 3 and 1. Allowed is a rounding for each addition, which the tolerance's factor doubles.
+    """
+    return FLOAT32_UNIT * products / AT_ONCE
 
 
 def lost_by_atomics(terms: int) -> float:

@@ -12,7 +12,16 @@ import torch
 
 from evolve.devices.error_passes import ErrorPasses, Results
 from evolve.evaluation import nearby
-from evolve.evaluation.allowed_errors import FEW, FLOAT32_UNIT, SMALL, Comparison, Sums, lost_by_atomics, summed
+from evolve.evaluation.allowed_errors import (
+    FEW,
+    FLOAT32_UNIT,
+    SMALL,
+    Comparison,
+    Sums,
+    cut_off,
+    lost_by_atomics,
+    summed,
+)
 from evolve.evaluation.clearly_right import Rows, Rule, at_rows, clearly_right, on_the_cpu_if_small, right_in_turn
 from evolve.evaluation.compare import Excuses, NotFinite, compared
 from evolve.evaluation.gelu_of_infinity import GeluOfInfinity
@@ -31,6 +40,7 @@ from reference_ops.op import (
     Tensors,
     Workload,
 )
+from reference_ops.precision import TORCH_DTYPES
 
 PERTURBATIONS, REPETITIONS = 16, 16
 MOST_AT_ONCE = 2**27  # number of elements that are compared at once
@@ -182,13 +192,20 @@ class Truth:
         # ones. With a warp per row, the error was then 37 roundings of a sum of 5,768 terms.
         scaled = group.values == HEAVY_TAIL and self.op.has_unlisted_number(self.workload)
         found = summed(terms, alike=group.alike or scaled, running=self.op.tolerance.running)
+        unit = max(found.unit, cut_off(self._products(index)))
         lost = lost_by_atomics(terms) if self.op.tolerance.sums and group.values == SUBNORMAL else 0.0
         recurrent = sequence and self.op.tolerance.recurrent
         dims = self.op.tolerance.independent
         independent = math.prod(self.op.sizes(self.workload)[dim] for dim in dims) if dims else 0
         return replace(
-            found, vanishing=group.vanishing, steps=steps, lost=lost, recurrent=recurrent, independent=independent
-        )
+            found, unit=unit, vanishing=group.vanishing, steps=steps, lost=lost, recurrent=recurrent,
+            independent=independent,
+        )  # fmt: skip
+
+    def _products(self, index: int) -> int:
+        """Return how many products of 16 bits tensor cores may sum for a result of more bits."""
+        of_16_bits = TORCH_DTYPES[self.workload.dtype].itemsize == 2 < self.pytorch[index].element_size()
+        return self.op.terms(self.workload, self.op.tolerance.products) if of_16_bits else 0
 
     def exact(self, index: int, group: RowGroup) -> bool:
         return group.exact or self.op.tolerance.exact or not self.pytorch[index].is_floating_point()

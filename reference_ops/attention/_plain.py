@@ -28,7 +28,7 @@ MODERATE = 2.0  # gradients of such numbers neither overflow nor are differences
 VALUES = tuple(name for name in OF_PRODUCTS if name not in {"constant", "heavy_tail"})
 # The default factor suffices: PyTorch also multiplies weights of the dtype and sums in float32. One thread may sum a
 # score, and if a query attends to few keys, the error of that score affects all its results.
-TOLERANCE = Tolerance(in_turn="dim")
+TOLERANCE = Tolerance(in_turn="dim", products="dim")
 # With equal values, the gradient is only rounding. With large values, one key has all the weight. Very small values are
 # lost where PyTorch rounds the matrices of all pairs to 16 bits.
 VARIED = ("heavy_tail",)
