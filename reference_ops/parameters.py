@@ -6,7 +6,18 @@ import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from reference_ops.op import DTYPES, INFINITE, NAN, NAN_IN_WEIGHTS, RUNS_OF_MINUS_INF, Number, Op, Workload
+from reference_ops.op import (
+    DTYPES,
+    GRADIENT,
+    INFINITE,
+    NAN,
+    NAN_IN_WEIGHTS,
+    RUNS_OF_MINUS_INF,
+    ZERO,
+    Number,
+    Op,
+    Workload,
+)
 from reference_ops.shapes import (
     LEAST_DECAY,
     MANY_ELEMENTS,
@@ -55,15 +66,23 @@ def special_parameters(op: Op, accepts: Callable[[Workload], bool], most_bytes: 
 
 
 def not_finite_where_it_matters(op: Op, workload: Workload) -> tuple[str, ...]:
-    """Return the extremes and arrangements, not finite, on which unusual parameters matter.
+    """Return the extremes and arrangements with results that are not finite, on which unusual parameters matter.
 
     Where a term vanishes, its factors may be NaN or infinite. A negative parameter turns an infinity into the other.
+    Without an eps, rows of zeros are divided by zero; gradients are left out, as the order of their divisions is open.
     """
+    names: tuple[str, ...] = ()
     if has_vanishing_term(op, workload):
-        names: tuple[str, ...] = (NAN, INFINITE, NAN_IN_WEIGHTS)
-    else:
-        names = (INFINITE, *_with_runs(op)) if has_negative(op, workload) else ()
+        names = (NAN, INFINITE, NAN_IN_WEIGHTS)
+    elif has_negative(op, workload):
+        names = (INFINITE, *_with_runs(op))
+    if _has_zero(workload) and not any(spec.name.startswith(GRADIENT) for spec in op.inputs):
+        names = (*names, ZERO)
     return tuple(name for name in names if name in (*op.extremes, *op.arrangements))
+
+
+def _has_zero(workload: Workload) -> bool:
+    return any(isinstance(value, float) and value == 0 for _, value in workload.parameters)
 
 
 def _with_runs(op: Op) -> tuple[str, ...]:

@@ -138,6 +138,7 @@ class Compilation(Generic[P]):
         edges += small_quotients(op, accepts, policy.held_out_bytes)
         edges += powers_of_two(op, accepts_long, policy.held_out_bytes)
         single = special_parameters(op, accepts, policy.held_out_bytes)
+        single += with_other_elements(op, single, accepts, rng, policy.held_out_bytes)
         single += crossed_parameters(op, accepts, rng, policy.held_out_bytes)
         single += far_apart(op, accepts, policy.held_out_bytes)
         single += windows_past_borders(op, accepts, policy.held_out_bytes)
