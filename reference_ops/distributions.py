@@ -46,7 +46,7 @@ DEEP, DEEP_IN_FLOAT16 = 2.0**-25, 2.0**-11  # gradients deep in a network; in fl
 DEEPER_BITS = 5.0  # the most by which they are smaller: 1e-9
 SATURATED = 100.0
 # sums of a few such numbers stay finite; some lie below every number that a kernel may use in place of -inf
-FAR_BELOW, FAR_BELOW_IN_FLOAT16 = (2.0**33, 2.0**120), (2.0**11, 2.0**13)
+FAR_BELOW, FAR_BELOW_IN_FLOAT16 = (2.0**33, 2.0**120), (2.0**11, 2.0**12)
 BEYOND_FLOAT16 = 4.0  # in wider dtypes, numbers that overflow float16 are up to so many times its largest
 FAINT, VAST = 2.0**-30, 2.0**20  # products of two such numbers are still far from float32's limits
 # An arrangement of softmaxes under a mask: NaN in the only visible key of a row, where `nan_spreads` holds as well.

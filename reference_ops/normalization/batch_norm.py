@@ -107,11 +107,12 @@ def in_two_steps(known: Mapping[str, Any]) -> int:
 
 
 def has_variance(known: Mapping[str, Any]) -> bool:
-    """Return whether there are several values per channel, as PyTorch requires, and a usual momentum.
+    """Return whether there are several values per channel, as PyTorch requires, a usual momentum, and an eps.
 
-    Near a momentum of 1, running + momentum * (mean - running) is far less exact than the sum of two products.
+    Near a momentum of 1, running + momentum * (mean - running) is far less exact than the sum of two products. Without
+    an eps, PyTorch gives the bias where all values are equal, and not NaN.
     """
-    return bool(known["per_channel"] > 1 and known["momentum"] <= MOST_MOMENTUM)
+    return bool(known["per_channel"] > 1 and known["momentum"] <= MOST_MOMENTUM and known["eps"] > 0)
 
 
 def is_many(known: Mapping[str, Any]) -> bool:

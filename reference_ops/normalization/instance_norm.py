@@ -53,8 +53,11 @@ def draw_statistics(inputs: Tensors, generator: torch.Generator) -> None:
 
 
 def has_variance(known: Mapping[str, Any]) -> bool:
-    """Return whether there are several values per channel, as PyTorch requires."""
-    return bool(known["height"] * known["width"] > 1)
+    """Return whether there are several values per channel, as PyTorch requires, and an eps.
+
+    Without an eps, PyTorch gives the bias where all values are equal, and not NaN.
+    """
+    return bool(known["height"] * known["width"] > 1 and known["eps"] > 0)
 
 
 def is_many(known: Mapping[str, Any]) -> bool:
