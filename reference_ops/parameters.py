@@ -65,8 +65,8 @@ def special_parameters(op: Op, accepts: Callable[[Workload], bool], most_bytes: 
     return tuple(found)
 
 
-def not_finite_where_it_matters(op: Op, workload: Workload) -> tuple[str, ...]:
-    """Return the extremes and arrangements with results that are not finite, on which unusual parameters matter.
+def extremes_that_matter(op: Op, workload: Workload) -> tuple[str, ...]:
+    """Return the extremes and arrangements, often with results that are not finite, on which unusual parameters matter.
 
     Where a term vanishes, its factors may be NaN or infinite. A negative parameter turns an infinity into the other.
     Without an eps, rows of zeros are divided by zero; gradients are left out, as the order of their divisions is open.

@@ -26,7 +26,7 @@ from reference_ops.op import (
     Op,
     Workload,
 )
-from reference_ops.parameters import not_finite_where_it_matters
+from reference_ops.parameters import extremes_that_matter
 from reference_ops.rows import without_rows
 from reference_ops.shapes import integers_of
 
@@ -94,7 +94,7 @@ def check_parameters(pair: Pair, op: Op, inspector: Inspector) -> None:
     on infinities, and a size beyond 16 bits with the last index everywhere.
     """
     workload, program = pair
-    names = [NORMAL, *not_finite_where_it_matters(op, workload)]
+    names = [NORMAL, *extremes_that_matter(op, workload)]
     names += [name for name in op.arrangements if name.endswith(ALL_LAST) and exceeds_16_bits(op, workload)]
     inspector.check_on(program, op, workload, names)
 

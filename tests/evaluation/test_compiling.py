@@ -18,7 +18,7 @@ from evolve.evaluation.compiling import Compilation, few_rows, precompile
 from evolve.evaluation.evaluate import evaluate
 from evolve.evaluation.evaluator import Evaluator
 from reference_ops import catalog
-from reference_ops.op import Op, Workload
+from reference_ops.op import DTYPES, Op, Workload
 
 NARROW = Traits("aa", 4, 16, 100, 32, 128, 1, tensor_cores=False, atomics=True, occupancy=1.0)
 WIDE = Traits("bb", 16, 4, 50, 64, 64, 3, tensor_cores=True, atomics=False, occupancy=0.5)
@@ -241,3 +241,11 @@ def test_parameters_beyond_the_listed_values_are_always_drawn() -> None:
     for seed in range(4):
         strides = [dict(one.parameters)["stride"] for one in edges_on_a_gpu(kernel, op, seed, confirm=False)]
         assert max(strides) > listed
+
+
+def test_unusual_parameters_are_met_with_elements_of_16_and_of_32_bits() -> None:
+    op, (kernel,) = catalog.load("elu"), library.plain("elu")[:1]
+    once = Compilation(kernel, op, INFO, ScriptedProgram).everything(1, confirm=False).once
+    for alpha in (0.0, 10.0, -1.0):
+        met = [workload.dtype for workload, _ in once if dict(workload.parameters)["alpha"] == alpha]
+        assert {DTYPES[dtype].itemsize for dtype in met} == {2, 4}, alpha

@@ -166,13 +166,13 @@ def test_long_rows_have_every_distribution_and_nan_and_a_single_row_the_extremes
     assert single >= {LARGE, NAN, INFINITE, MINUS_INF}
 
 
-def test_an_edge_has_normal_numbers_and_if_a_term_vanishes_infinities_and_nan() -> None:
+def test_an_edge_has_normal_numbers_and_if_a_term_vanishes_zeros_infinities_and_nan() -> None:
     scaled = workloads("float32", {"rows": 16, "cols": 64}, slope=0.5)
     edge = workloads("float32", {"rows": 2, "cols": 3}, slope=0.0)
     op = replace(OP, reference=lambda x, slope: x.relu() + 0 * slope, gpu=scaled, emulated=scaled, awkward=scaled)
     checks: list[Check] = []
     check_parameters((edge[0], program(clipped)), op, inspector(checks))
-    assert {check.values for check in checks} == {NORMAL, NAN, INFINITE}
+    assert {check.values for check in checks} == {NORMAL, ZERO, NAN, INFINITE}
     assert once(OP)[EDGES[0].key] == {NORMAL}
 
 

@@ -18,14 +18,14 @@ from reference_ops.edges import (
     small_sizes,
     square_matrices,
 )
-from reference_ops.op import INFINITE, NAN, RUNS_OF_MINUS_INF, Op, Workload
+from reference_ops.op import INFINITE, NAN, RUNS_OF_MINUS_INF, ZERO, Op, Workload
 from reference_ops.parameters import (
     SPECIAL,
     beyond_listed,
     crossed_parameters,
+    extremes_that_matter,
     far_apart,
     has_vanishing_term,
-    not_finite_where_it_matters,
     special_parameters,
 )
 
@@ -284,16 +284,18 @@ def test_there_are_no_long_rows_where_rows_depend_on_each_other_or_are_images() 
         assert not long_rows(catalog.load(name), anything, random.Random(1), 2**21)
 
 
-def test_a_negative_parameter_is_tested_with_infinities_and_a_vanishing_term_with_nan_too() -> None:
+def test_a_negative_parameter_is_tested_with_infinities_a_vanishing_term_with_nan_too_and_no_eps_with_zeros() -> None:
     slope, softmax = catalog.load("leaky_relu"), catalog.load("masked_softmax")
 
     def tested(op: Op, **parameters: float) -> set[str]:
-        return {*not_finite_where_it_matters(op, replace(op.emulated[0], parameters=tuple(parameters.items())))}
+        return {*extremes_that_matter(op, replace(op.emulated[0], parameters=tuple(parameters.items())))}
 
     assert tested(slope, negative_slope=-0.01) == {INFINITE}
-    assert tested(slope, negative_slope=0.0) == {NAN, INFINITE}
+    assert tested(slope, negative_slope=0.0) == {NAN, INFINITE, ZERO}
     assert tested(slope, negative_slope=10.0) == set()
     assert tested(softmax, scale=-0.125) == {INFINITE, f"x_{RUNS_OF_MINUS_INF}"}
+    assert tested(catalog.load("rms_norm"), eps=0.0) == {ZERO}
+    assert tested(catalog.load("rms_norm_backward"), eps=0.0) == set()
     assert any(tested(softmax, **dict(one.parameters)) for one in special_parameters(softmax, anything, 2**18))
 
 
