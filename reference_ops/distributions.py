@@ -45,8 +45,7 @@ SHARES_OF_ZEROS = (0.5, 0.25)  # shares of the rows and of the columns of a weig
 DEEP, DEEP_IN_FLOAT16 = 2.0**-25, 2.0**-11  # gradients deep in a network; in float16 they are scaled
 DEEPER_BITS = 5.0  # the most by which they are smaller: 1e-9
 SATURATED = 100.0
-# sums of a few such numbers stay finite; some lie below every number that a kernel may use in place of -inf
-FAR_BELOW, FAR_BELOW_IN_FLOAT16 = (2.0**33, 2.0**120), (2.0**11, 2.0**12)
+FAR_BELOW, FAR_BELOW_IN_FLOAT16 = 2.0**120, 2.0**12  # sums of a few such numbers stay finite
 BEYOND_FLOAT16 = 4.0  # in wider dtypes, numbers that overflow float16 are up to so many times its largest
 FAINT, VAST = 2.0**-30, 2.0**20  # products of two such numbers are still far from float32's limits
 # An arrangement of softmaxes under a mask: NaN in the only visible key of a row, where `nan_spreads` holds as well.
@@ -180,8 +179,7 @@ def _vast(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 def _far_below(tensor: torch.Tensor, generator: torch.Generator) -> None:
     """Draw numbers below those that models use in place of -inf, so that no running maximum may begin with them."""
-    scales = FAR_BELOW_IN_FLOAT16 if tensor.dtype == torch.float16 else FAR_BELOW
-    far = random.Random(generator.initial_seed()).choice(scales)
+    far = FAR_BELOW_IN_FLOAT16 if tensor.dtype == torch.float16 else FAR_BELOW
     _normal(tensor, generator).abs_().add_(1).mul_(-far)
 
 
