@@ -225,9 +225,8 @@ class Decider:
             outputs = tuple(found.unfolded(*pair) for pair in shapes) if found.leading is not None else None
             saves_us = tuned.saves_us if tuned else _saves_us(choice, question)
             reason = str(tuned) if tuned else _reason(choice.measured, question)
-            kernel_us = (
-                tuned.kernel_us if tuned else choice.measured.times.median_us * _share(question, choice.measured)
-            )
+            measured_us = choice.measured.times.median_us * _share(question, choice.measured)
+            kernel_us = tuned.kernel_us if tuned else measured_us
             sizes = self.op.sizes(workload)
             return Decision(reason, choice.shipped.id, ready, sizes, found.inputs, outputs, saves_us, kernel_us)
         raise AssertionError("`choices` must end with a NoKernelError")

@@ -56,7 +56,6 @@ class Function:
         self._plans: dict[Key | None, Run] = {}
         self._decided: dict[Key | None, tuple[int, Run]] = {}  # decisions for calls that have no plan
         self._trials = Trials()
-        self._slow: set[Key | None] = set()  # calls that took longer by kernels than by PyTorch
         self._kinds = Kinds()
         self._of_shapes, self._pytorch = self._kinds.known, form.pytorch
         self.recall = self._kinds.recall  # like `attempt`, but returns None for a call of an unknown kind
@@ -105,7 +104,6 @@ class Function:
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
                 self._decided.clear()
-                self._slow.clear()
             records = found.call.records if found.call else ()
             # a checkpoint would find that the repeated call saves other tensors
             plan = unplanned if records and saves() is not None else self._planned(tensors, found)
@@ -113,7 +111,6 @@ class Function:
                 self._decided[key] = found.place, self._launch(found.call, found.decision, found.outputs)
             if self._loses((arguments, named), found, plan, key):
                 plan = self._pytorch_unless_captured
-                self._slow.add(key)
             self._plans[key] = plan
             if plan is not unplanned:
                 self._kinds.remember(arguments, named, tensors, plan, self._uses_tf32)
@@ -269,8 +266,6 @@ class Function:
         """Return the kernel that a call would run, if any, and the reason."""
         if any(map(overrides, (*arguments, *named.values()))):
             return Explanation(self.form.name, "", "an argument overrides PyTorch's functions")
-        if self._slow and key_of(arguments, named, []) in self._slow:
-            return Explanation(self.form.name, "", LOST)
         calls = self._lowered(arguments, named)
         if isinstance(calls, str):
             parts = self._parts(arguments, named)
@@ -281,6 +276,8 @@ class Function:
                 reasons.append(NOT_EXPORTED + (f" ({call.op})" if call.op != self.form.name else ""))
                 continue
             found = self.primitives[call.op].explain(call.views, call.parameters, call.after_bytes)
+            if found.kernel and self._plans.get(key_of(arguments, named, [])) == self._pytorch_unless_captured:
+                return Explanation(self.form.name, "", LOST)
             if found.kernel:
                 return Explanation(self.form.name, found.kernel, found.reason)
             reasons.append(found.reason)

@@ -64,9 +64,8 @@ class Trials:
     """
 
     def __init__(self) -> None:
-        self._bounds: dict[
-            Hashable, tuple[float, float]
-        ] = {}  # the most that a losing call saved, the least of a winner
+        # by kind of call: the most time that a losing kernel saved, and the least that a winning one did
+        self._bounds: dict[Hashable, tuple[float, float]] = {}
 
     def loses(self, found: Attempt, takes_longer: Callable[[], bool]) -> bool:
         """Return whether a call by a kernel takes longer than PyTorch's, which is tried only if it is not known."""
